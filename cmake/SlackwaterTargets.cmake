@@ -1,0 +1,38 @@
+# slackwater_library(<folder> SOURCES ... USES <folders> LIBRARIES <targets>)
+#   Target sw_<folder>, made of src/<folder>. USES names the only other folders it may include from; LIBRARIES are third-party.
+# slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...])
+#   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan.
+
+add_library(sw_flags INTERFACE)
+target_compile_options(sw_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+  -Wnon-virtual-dtor -Woverloaded-virtual -Wunused-result)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ 12 warns about moved std::expected and std::string without cause (GCC bugs 105562, 105329).
+  target_compile_options(sw_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict)
+endif()
+if(SLACKWATER_SANITIZE)
+  target_compile_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE})
+endif()
+
+function(slackwater_library folder)
+  cmake_parse_arguments(arg "" "" "SOURCES;USES;LIBRARIES" ${ARGN})
+  set(target sw_${folder})
+  add_library(${target} STATIC ${arg_SOURCES})
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  list(TRANSFORM arg_USES PREPEND sw_ OUTPUT_VARIABLE used)
+  target_link_libraries(${target} PUBLIC ${used} PRIVATE sw_flags)
+  target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+endfunction()
+
+function(slackwater_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;USES;LABELS" ${ARGN})
+  find_package(GTest REQUIRED)
+  include(GoogleTest)
+  add_executable(${name} ${arg_SOURCES})
+  list(TRANSFORM arg_USES PREPEND sw_ OUTPUT_VARIABLE used)
+  target_link_libraries(${name} PRIVATE ${used} sw_flags GTest::gtest GTest::gmock GTest::gtest_main)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
+endfunction()

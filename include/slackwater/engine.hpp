@@ -1,0 +1,144 @@
+// Engine: checkpoints the state of one rank in the background.
+//
+//   auto engine = Engine::open({.path = "runs/gpt"});
+//   auto snapshot = engine->save(step, state);   // milliseconds; the state must not change until...
+//   (**snapshot).fence();                        // ...here: now the update may be issued
+//
+// Thread rule: save, restore, pin, remove and close belong to one thread (the trainer's); everything else, and
+// all of Snapshot, may be called from any thread. In a forked child every call answers kClosed and does nothing.
+// Lifetime: a Snapshot may outlive its Engine; it then reports how it ended.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "slackwater/checkpoint.hpp"
+#include "slackwater/error.hpp"
+#include "slackwater/options.hpp"
+#include "slackwater/tensor.hpp"
+
+namespace slackwater {
+
+// In the order a snapshot reaches them.
+enum class Level : std::uint8_t { kCaptured, kStaged, kDurable, kCommitted };
+[[nodiscard]] std::string_view to_string(Level level);
+
+struct Progress {
+  Level level = Level::kCaptured;
+  bool failed = false;
+  std::uint64_t total_bytes = 0;  // 0 until the layout is known
+  std::uint64_t staged_bytes = 0;
+  std::uint64_t written_bytes = 0;
+};
+
+struct SnapshotStats {
+  std::uint64_t tensor_count = 0;
+  std::uint64_t total_bytes = 0;
+  std::uint64_t at_once_bytes = 0;  // volatile tensors, copied inside save()
+  double save_seconds = 0;          // inside save(), busy_seconds included
+  double busy_seconds = 0;          // of that, waiting for an earlier snapshot
+  double fence_seconds = 0;         // all time spent waiting in fences
+  double staged_seconds = 0;        // from the start of save(); 0 while not reached
+  double durable_seconds = 0;
+  double committed_seconds = 0;
+};
+
+class Snapshot {
+ public:
+  [[nodiscard]] std::uint64_t step() const;
+
+  // Returns when the sources may be written again: copies are done, or this snapshot has failed. Never hangs
+  // (stall_timeout). The Status tells how the snapshot stands; training may go on either way.
+  Status fence();
+
+  // kTimeout says what is still missing. No timeout waits for as long as it takes.
+  Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
+
+  // True once no source byte of this snapshot will be read any more: the caller may free the tensors.
+  [[nodiscard]] bool released() const;
+  // Waits for that. False on time-out.
+  [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout = {}) const;
+
+  // For State::sealed_by_caller, once: the sources were unchanged, or the named tensor was found changed.
+  void seal(std::optional<std::string> torn_tensor = {});
+
+  [[nodiscard]] std::optional<Error> error() const;
+  [[nodiscard]] Progress progress() const;
+  [[nodiscard]] SnapshotStats stats() const;
+
+  class Impl;  // src/engine
+  explicit Snapshot(std::shared_ptr<Impl> impl);
+
+ private:
+  std::shared_ptr<Impl> impl_;
+};
+
+struct EngineStats {
+  std::uint64_t pool_bytes = 0;
+  std::uint64_t snapshots_committed = 0;
+  std::uint64_t snapshots_failed = 0;
+  std::uint64_t snapshots_skipped = 0;
+  std::uint64_t bytes_written = 0;
+  std::string io_backend;  // "io_uring" or "threads"
+  bool direct_io = false;
+  bool registered_buffers = false;
+};
+
+struct RestoreOptions {
+  std::optional<std::uint64_t> step;  // nullopt: the newest that counts
+};
+
+struct Restored {
+  VersionInfo version;
+  std::vector<std::string> damaged;  // one sentence for each newer version that was passed over
+};
+
+class Engine {
+ public:
+  // Makes the directory if only its last part is missing, takes the lock, lists what is there. Starts no threads.
+  [[nodiscard]] static Result<Engine> open(Options options);
+
+  // Captures the state. nullopt: skipped, because of OnBusy::kSkip. Misuse is an Error; storage trouble is not: it
+  // makes the snapshot fail, see Snapshot::error().
+  [[nodiscard]] Result<std::optional<Snapshot>> save(std::uint64_t step, State state);
+
+  // Waits for all snapshots in flight, then tries versions from the newest (or the step asked for) downwards:
+  // `plan` is shown the opened checkpoint and answers where its tensors go; an Error from it ends the restore. A damaged version is
+  // logged and passed over (OnDamage::kFallback, and no step asked for), or is an Error. nullopt: nothing there to restore.
+  using Plan = std::function<Result<std::vector<Target>>(const Checkpoint&)>;
+  [[nodiscard]] Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
+
+  // Until everything in flight has reached `level` or failed. The first background error not yet reported comes out here.
+  Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
+  // Returns when the sources of every snapshot in flight may be written again.
+  Status fence();
+
+  [[nodiscard]] std::vector<VersionInfo> versions() const;  // that count, oldest first
+  Status pin(std::uint64_t step);                           // retention never deletes it
+  Status remove(std::uint64_t step);
+
+  // First background error not yet reported by wait() or close(); does not clear it.
+  [[nodiscard]] std::optional<Error> background_error() const;
+  [[nodiscard]] EngineStats stats() const;
+
+  // Waits for everything in flight, at most `timeout`; stops the threads, releases the lock. Idempotent. What had
+  // not been committed when time ran out is given up and named in the Error.
+  Status close(std::optional<std::chrono::milliseconds> timeout = {});
+
+  Engine(Engine&&) noexcept;
+  Engine& operator=(Engine&&) noexcept;
+  ~Engine();  // close() without a time-out, errors logged
+
+  class Impl;  // src/engine
+  explicit Engine(std::unique_ptr<Impl> impl);
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace slackwater

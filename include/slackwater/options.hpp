@@ -1,0 +1,56 @@
+// Options: everything Engine::open() can be told. Plain values, copied at open.
+// The table behind set_option() is the one place an option is documented; `--help`, docs and the Python
+// signature are made from it or tested against it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+enum class LogLevel : std::uint8_t { kInfo, kWarning, kError };
+// May be called from any engine thread; must not block, must not throw, must not call the engine.
+using LogSink = std::function<void(LogLevel, std::string_view)>;
+
+enum class OnBusy : std::uint8_t { kWait, kSkip };
+enum class OnDamage : std::uint8_t { kFallback, kRaise };
+enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads };
+
+struct Options {
+  std::string path;                       // directory of tier 0; made if its parent exists
+  std::uint64_t pool_bytes = 0;           // 0: auto, min(state, 1/4 of available memory / local ranks)
+  std::uint64_t slab_bytes = 8u << 20;    // a multiple of 1 MiB
+  unsigned copy_threads = 0;              // 0: auto
+  unsigned queue_depth = 0;               // writes in flight; 0: auto
+  unsigned in_flight = 2;                 // snapshots on their way at once
+  OnBusy on_busy = OnBusy::kWait;
+  OnDamage on_damage = OnDamage::kFallback;
+  std::uint64_t keep = 2;                 // newest checkpoints kept; 0 keeps all
+  std::uint64_t keep_every = 0;           // also keep steps divisible by this; 0: none
+  bool paranoid = false;                  // hash every byte at save() and again after the copy
+  IoBackend io_backend = IoBackend::kAuto;
+  bool direct_io = true;                  // O_DIRECT where the file system takes it
+  std::chrono::milliseconds stall_timeout{60'000};
+  std::string run_name;                   // free text, kept in the attempt file
+  LogSink log;                            // empty: warnings and errors go to stderr
+};
+
+struct OptionInfo {
+  std::string_view name;
+  std::string_view type;           // "bytes", "count", "flag", "seconds", "text", "choice"
+  std::string_view default_value;  // as set_option() takes it
+  std::string_view choices;        // "wait|skip", empty for other types
+  std::string_view help;           // one sentence
+};
+
+[[nodiscard]] std::span<const OptionInfo> option_table();
+// Sets one option from text ("512MiB", "0.5", "true"); kInvalidArgument names the option and what it takes.
+[[nodiscard]] Status set_option(Options& options, std::string_view name, std::string_view value);
+
+}  // namespace slackwater

@@ -1,0 +1,76 @@
+// Tensors as the engine sees them: named, typed, shaped, strided memory that somebody else owns.
+// Plain values without locks; the memory behind `data` must outlive the call it is given to, and for
+// Engine::save() stay unchanged until the fence.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+enum class DType : std::uint8_t {
+  kBool, kU8, kI8, kF8E4M3, kF8E5M2, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz,
+  kU16, kI16, kF16, kBF16,
+  kU32, kI32, kF32, kC32,
+  kU64, kI64, kF64, kC64,
+  kC128,
+};
+
+// Bytes of one element.
+[[nodiscard]] std::uint32_t item_bytes(DType dtype);
+// Our own name, as messages, the CLI and Python use it: "float32", "bfloat16", "float8_e4m3fn", ... (torch's names).
+[[nodiscard]] std::string_view dtype_name(DType dtype);
+[[nodiscard]] Result<DType> dtype_from_name(std::string_view name);
+
+inline constexpr int kHostDevice = -1;  // Tensor::device: host memory; >= 0 is a CUDA ordinal
+
+// One tensor to be saved.
+struct Tensor {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;  // in elements; empty means contiguous (row major)
+  const void* data = nullptr;
+  int device = kHostDevice;
+  bool at_once = false;  // volatile: copy inside save(), do not wait for the pipeline
+};
+
+// What a rank hands over for one step.
+struct State {
+  std::vector<Tensor> tensors;
+  std::string tree;                             // typed JSON of structure and plain values; opaque here
+  std::map<std::string, std::string> metadata;  // the user's own words about this step
+  std::shared_ptr<void> owner;                  // released when no source byte will be read any more
+  // True if the caller checks the sources himself as well (Python: tensor._version) and will call
+  // Snapshot::seal(); the version is not committed before.
+  bool sealed_by_caller = false;
+};
+
+// Where one tensor is to be restored.
+struct Target {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;  // in elements; empty means contiguous
+  void* data = nullptr;
+  int device = kHostDevice;
+};
+
+// One tensor of a checkpoint.
+struct TensorInfo {
+  std::string name;
+  DType dtype = DType::kU8;
+  std::vector<std::int64_t> shape;
+  std::uint32_t file = 0;        // index into Checkpoint::files()
+  std::uint64_t offset = 0;      // of its first byte, from the start of the file
+  std::uint64_t size_bytes = 0;  // contiguous there
+  std::string alias_of;          // tied tensor: the name it is stored under; empty if stored itself
+};
+
+}  // namespace slackwater

@@ -1,0 +1,28 @@
+// Attempt: one start of a run on a tier. Claimed exclusively at the first save, so that a late writer of an earlier start can do no harm.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "commit/names.hpp"
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+struct Attempt {
+  std::uint32_t number = 0;
+  std::string run;                    // random id of this start, 32 hex digits
+  std::string run_name;               // the user's words
+  std::uint32_t world = 1;
+  std::vector<std::string> members;   // each member's random id
+  std::vector<VersionName> adopted;   // versions of earlier attempts that go on counting
+  std::int64_t created_unix_ms = 0;
+};
+
+[[nodiscard]] std::string serialize(const Attempt& attempt);
+[[nodiscard]] Result<Attempt> parse_attempt(std::string_view text, const std::string& path);
+[[nodiscard]] std::string random_id();  // 32 hex digits from the kernel
+
+}  // namespace slackwater

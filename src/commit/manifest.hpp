@@ -1,0 +1,44 @@
+// Manifest: the one decision about a version on a tier, commit or abort. Sealed JSON, published exclusively, last of all files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/digest.hpp"
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+inline constexpr std::uint32_t kFormat = 1;
+
+enum class Decision : std::uint8_t { kCommit, kAbort };
+
+struct RecordReference {
+  std::uint32_t rank = 0;
+  std::string file;
+  Digest128 digest;  // of the record file's exact bytes
+};
+
+struct Manifest {
+  std::uint32_t format = kFormat;
+  std::vector<std::string> required_features;  // a reader that does not know one of them refuses, by name
+  std::string run;
+  std::uint64_t step = 0;
+  std::uint32_t attempt = 0;
+  std::uint32_t world = 1;
+  Decision decision = Decision::kCommit;
+  std::string reason;  // of an abort
+  std::vector<RecordReference> records;
+  Digest128 index_digest;
+  std::uint64_t size_bytes = 0;    // of all data files
+  std::uint64_t tensor_count = 0;
+  std::int64_t created_unix_ms = 0;
+};
+
+[[nodiscard]] std::string serialize(const Manifest& manifest);
+// kUnsupported names the format or feature; kCorrupt the field.
+[[nodiscard]] Result<Manifest> parse_manifest(std::string_view text, const std::string& path);
+
+}  // namespace slackwater

@@ -1,0 +1,33 @@
+// Names inside a tier, made and parsed in one place. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace slackwater {
+
+inline constexpr const char* kControlDirectory = ".slackwater";
+inline constexpr const char* kManifestName = "manifest.json";
+inline constexpr const char* kIndexName = "index";
+
+struct VersionName {
+  std::uint64_t step = 0;
+  std::uint32_t attempt = 0;
+  friend auto operator<=>(const VersionName&, const VersionName&) = default;
+};
+
+[[nodiscard]] std::string version_directory(const VersionName& version);  // "step-0000000042.a7"
+[[nodiscard]] std::optional<VersionName> parse_version_directory(std::string_view name);
+[[nodiscard]] std::string attempt_file(std::uint32_t attempt);  // "attempt-0007.json"
+[[nodiscard]] std::optional<std::uint32_t> parse_attempt_file(std::string_view name);
+[[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part);  // "rank-00000.safetensors", "rank-00000-1.safetensors"
+[[nodiscard]] std::string record_file(std::uint32_t rank);                    // "rank-00000.record"
+[[nodiscard]] std::string pin_file(const VersionName& version);               // "pin-0000000042.a7"
+[[nodiscard]] std::optional<VersionName> parse_pin_file(std::string_view name);
+
+// A plain file name: not empty, no '/', no NUL, not "." or "..", at most 255 bytes. Names from files must pass before they touch a path.
+[[nodiscard]] bool is_plain_name(std::string_view name);
+
+}  // namespace slackwater

@@ -1,0 +1,69 @@
+// VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision, deletion.
+// Every step of the durability order beyond a single file is here (see os/durable.hpp for the files themselves).
+// Thread rule: one thread at a time (the engine's commit thread; the trainer's thread before the first save and in restore).
+// Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/log.hpp"
+#include "commit/catalog.hpp"
+#include "commit/index.hpp"
+#include "commit/record.hpp"
+#include "os/clock.hpp"
+
+namespace slackwater {
+
+struct RetentionPolicy {
+  std::uint64_t keep = 2;        // newest that stay; 0 keeps all
+  std::uint64_t keep_every = 0;  // steps divisible by it stay too; 0: none
+};
+
+// Which of the counting versions may go. Pure. Never the newest, never a pinned one.
+[[nodiscard]] std::vector<VersionName> expired(const std::vector<VersionInfo>& counting, const RetentionPolicy& policy);
+
+class VersionStore {
+ public:
+  // Makes `root` (its parent must exist) and .slackwater, takes the lock. kBusy: another run holds it, with a hint;
+  // kPermission/kNotFound say which directory and what to do.
+  [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root, Log log);
+  ~VersionStore();
+
+  [[nodiscard]] const std::string& root() const;
+  [[nodiscard]] Result<Catalog> scan();
+
+  // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after.
+  [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
+
+  // Makes the directory of a version of the claimed attempt. Path.
+  [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
+
+  // Data files are durable; now: index and record written and synced, version directory and every parent made are synced.
+  // Returns the record's digest: what the rank votes with.
+  [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::vector<IndexEntry>& index, Digest128* index_digest);
+
+  // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk. kInDoubt when the
+  // last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been claimed.
+  [[nodiscard]] Result<Manifest> decide(Manifest manifest);
+
+  // Unlinks the manifest, syncs, unlinks the files, removes the directory. Only names we make are unlinked; a directory with
+  // foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists.
+  [[nodiscard]] Status remove(const VersionName& version);
+
+  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts.
+  // Never anything when the newest commit is in doubt. Errors are returned, the rest goes on.
+  [[nodiscard]] Status clean_up(const RetentionPolicy& policy);
+
+  [[nodiscard]] Status pin(const VersionName& version);
+
+ private:
+  class Impl;
+  explicit VersionStore(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace slackwater

@@ -1,0 +1,48 @@
+// Device: memory tensors live in, and how bytes leave and reach it.
+// StridedMemory describes one tensor's memory; a copy moves the byte range [begin, begin + size) of its packed (contiguous, row
+// major) form. Thread rule: thread-safe. Issue of the CUDA device: docs/decisions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+struct StridedMemory {
+  std::byte* data = nullptr;
+  std::uint32_t item_bytes = 1;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;  // in elements; empty: contiguous
+  [[nodiscard]] std::uint64_t size_bytes() const;  // packed
+  [[nodiscard]] bool contiguous() const { return strides.empty(); }
+};
+
+// Drops dimensions of size 1, merges neighbours, and clears `strides` when the result is contiguous.
+[[nodiscard]] StridedMemory simplify(StridedMemory memory);
+
+struct CopyPiece {
+  const StridedMemory* tensor = nullptr;
+  std::uint64_t begin = 0;  // byte in the packed form
+  std::uint64_t size_bytes = 0;
+  std::byte* host = nullptr;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  // Synchronous: on return the bytes are there. Called from the copy threads (stage) and the placing threads (restore).
+  [[nodiscard]] virtual Status copy_to_host(std::span<const CopyPiece> pieces) = 0;
+  [[nodiscard]] virtual Status copy_from_host(std::span<const CopyPiece> pieces) = 0;
+  // A 64-bit fingerprint of the tensor: of 16 pseudo-random 8-byte samples chosen by `seed` (all of it, if it is not larger than
+  // they are), or of every byte when `whole`. The same seed looks at the same places.
+  [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed, bool whole) = 0;
+};
+
+[[nodiscard]] std::unique_ptr<Device> make_host_device();
+
+}  // namespace slackwater

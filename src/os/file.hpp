@@ -1,0 +1,44 @@
+// File: one open file. Owned by whoever opened it. Thread rule: calls on one File may come from several threads, except
+// close() and set_direct(), which need that nobody else is using it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+inline constexpr std::uint64_t kDirectAlignment = 4096;  // of address, offset and length under O_DIRECT
+
+enum class FileType : std::uint8_t { kRegular, kDirectory, kOther };
+
+struct FileStatus {
+  FileType type = FileType::kOther;
+  std::uint64_t size_bytes = 0;
+};
+
+class File {
+ public:
+  virtual ~File() = default;  // closes; an error of that close is lost, so writers call close()
+
+  // Until the span is full or the file ends; EINTR and short transfers are handled. Returns bytes read.
+  [[nodiscard]] virtual Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) = 0;
+  [[nodiscard]] virtual Status write_at(std::span<const std::byte> bytes, std::uint64_t offset) = 0;
+  [[nodiscard]] virtual Status allocate(std::uint64_t size_bytes) = 0;  // fallocate, mode 0
+  [[nodiscard]] virtual Status truncate(std::uint64_t size_bytes) = 0;
+  [[nodiscard]] virtual Status sync_data() = 0;
+  [[nodiscard]] virtual Status sync_all() = 0;
+  [[nodiscard]] virtual Status close() = 0;  // idempotent; never retried
+  [[nodiscard]] virtual Result<FileStatus> status() const = 0;
+
+  [[nodiscard]] virtual bool direct() const = 0;
+  [[nodiscard]] virtual Status set_direct(bool direct) = 0;  // fcntl(F_SETFL)
+
+  [[nodiscard]] virtual const std::string& path() const = 0;
+  [[nodiscard]] virtual int descriptor() const = 0;  // for the I/O queue made by the same FileSystem
+};
+
+}  // namespace slackwater
