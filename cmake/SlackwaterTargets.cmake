@@ -5,7 +5,7 @@
 
 add_library(sw_flags INTERFACE)
 target_compile_options(sw_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
-  -Wnon-virtual-dtor -Woverloaded-virtual -Wunused-result)
+  -Wnon-virtual-dtor -Woverloaded-virtual -Wunused-result -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # g++ 12 warns about moved std::expected and std::string without cause (GCC bugs 105562, 105329).
   target_compile_options(sw_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict)
@@ -14,6 +14,10 @@ if(SLACKWATER_SANITIZE)
   target_compile_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE})
 endif()
+
+# Every test; and every test with the label "threads", which is all that a tsan build needs.
+add_custom_target(all_tests)
+add_custom_target(threads_tests)
 
 function(slackwater_library folder)
   cmake_parse_arguments(arg "" "" "SOURCES;USES;LIBRARIES" ${ARGN})
@@ -34,5 +38,9 @@ function(slackwater_test name)
   target_link_libraries(${name} PRIVATE ${used} sw_flags GTest::gtest GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})
+  add_dependencies(all_tests ${name})
+  if("threads" IN_LIST arg_LABELS)
+    add_dependencies(threads_tests ${name})
+  endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
 endfunction()

@@ -23,8 +23,13 @@ using Json = nlohmann::json;
 
 // Sealed JSON: an object whose last member is its own digest, over the exact bytes before it:
 //   {...,"digest":"<32 hex of XXH3-128 of everything before ,"digest">"}\n
-// A reader checks the bytes first and parses them afterwards.
+// A reader checks the bytes first and parses them afterwards. The object has a member at least, and none named "digest".
 [[nodiscard]] std::string seal_json(const Json& object);
 [[nodiscard]] Result<Json> open_sealed_json(std::string_view text, const std::string& path);
+
+// The same for text written and read without a Json in memory. `body`: the object without its closing brace, at least one member.
+[[nodiscard]] std::string seal_json_text(std::string body);
+// Checks the digest only. The body, without the closing brace: a view into `text`.
+[[nodiscard]] Result<std::string_view> open_sealed_text(std::string_view text, const std::string& path);
 
 }  // namespace slackwater

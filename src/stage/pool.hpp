@@ -1,12 +1,15 @@
-// Pool: the bounded set of slabs; the only large memory the engine owns. One mapping, huge pages asked for, kept out of forked
-// children (MADV_DONTFORK), touched in the background by a thread of its own; a slab can be leased once it has been touched.
+// Pool: the bounded set of slabs; the only large memory the engine owns. One mapping, huge pages asked for, kept out of
+// forked children (MADV_DONTFORK), touched in the background by a thread of its own; a slab can be leased once it has
+// been touched.
 // Thread rule: thread-safe. Lifetime: outlives its leases; the destructor requires that all came back.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -47,20 +50,24 @@ class Pool {
  public:
   // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory when the mapping fails.
   // `on_ready` (optional) is called from the touching thread for each slab, before it can be leased.
-  [[nodiscard]] static Result<std::unique_ptr<Pool>> create(std::uint64_t slab_bytes, std::uint32_t slab_count,
-                                                            std::function<void(int index, std::span<std::byte>)> on_ready = {});
+  [[nodiscard]] static Result<std::unique_ptr<Pool>> create(
+      std::uint64_t slab_bytes, std::uint32_t slab_count,
+      std::function<void(int index, std::span<std::byte>)> on_ready = {});
   ~Pool();
 
-  // Waits for a free slab. First come, first served among waiters. kTimeout when none came free for `stall_timeout` (any slab that
-  // comes free, to whomever, starts the time anew); kClosed when `stop` is requested.
+  // Waits for a free slab. First come, first served among waiters. kTimeout when none came free for `stall_timeout`
+  // (any slab that comes free, to whomever, starts the time anew); kClosed when `stop` is requested.
   [[nodiscard]] Result<Lease> acquire(std::chrono::nanoseconds stall_timeout, std::stop_token stop);
   [[nodiscard]] std::optional<Lease> try_acquire();
 
   [[nodiscard]] std::uint64_t slab_bytes() const { return slab_bytes_; }
   [[nodiscard]] std::uint32_t slab_count() const { return slab_count_; }
   [[nodiscard]] std::uint32_t free_count() const;
-  void wait_touched();  // until every slab has been touched; for benchmarks
-  // In a forked child the mapping is gone and the thread too: forget both.
+  [[nodiscard]] std::uint32_t waiting_count() const;  // callers inside acquire() without a slab
+  void wait_touched();                                // until every slab has been touched; for benchmarks
+  // In a forked child the mapping is gone and the thread too: forget both. Leases then come back to nobody, no lock is
+  // taken. A pool that had waiters at the fork must not be destroyed in the child (its condition variable would wait
+  // for them): leave it be.
   void disown();
 
  private:
@@ -68,6 +75,10 @@ class Pool {
   Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base);
   void give_back(int index);
   void touch(std::stop_token stop);
+  [[nodiscard]] Lease take();  // needs mutex_ held and a free slab
+  [[nodiscard]] std::span<std::byte> slab(int index) const {
+    return {base_ + static_cast<std::uint64_t>(index) * slab_bytes_, slab_bytes_};
+  }
 
   const std::uint64_t slab_bytes_;
   const std::uint32_t slab_count_;
@@ -76,12 +87,13 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;          // guarded by mutex_
-  std::uint64_t next_ticket_ = 0;  // guarded by mutex_
-  std::uint64_t serving_ = 0;      // guarded by mutex_
-  std::uint64_t given_back_ = 0;   // guarded by mutex_
-  std::uint32_t touched_ = 0;      // guarded by mutex_
-  std::jthread toucher_;           // started last
+  std::vector<int> free_;              // guarded by mutex_; the last one is lent first
+  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets, the front one is served next
+  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
+  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free, to see progress
+  std::uint32_t touched_ = 0;          // guarded by mutex_
+  std::atomic<bool> disowned_ = false;
+  std::unique_ptr<std::jthread> toucher_;  // started last
 };
 
 }  // namespace slackwater

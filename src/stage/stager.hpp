@@ -1,6 +1,8 @@
-// Stager: copies snapshots into slabs, window by window, in the order the snapshots came. N copy threads share the windows of the
-// front snapshot; a pool without a free slab makes them wait. Strictly one snapshot after the other gets slabs: else two in flight deadlock.
-// Thread rule: enqueue() and cancel() from any thread. Lifetime: Pool, Device and the sinks outlive it; the destructor joins.
+// Stager: copies snapshots into slabs, window by window, in the order the snapshots came. N copy threads share the
+// windows of the front snapshot; a pool without a free slab makes them wait. Strictly one snapshot after the other gets
+// slabs: else two in flight deadlock.
+// Thread rule: enqueue() and cancel() from any thread. Lifetime: Pool, Device and the sinks outlive it; the destructor
+// joins.
 #pragma once
 
 #include <atomic>
@@ -31,22 +33,22 @@ struct FullSlab {
 struct Source {
   StridedMemory memory;
   Device* device = nullptr;
-  bool guarded = false;            // lazy: compare the fingerprint after the last copy
-  std::uint64_t fingerprint = 0;   // taken at save()
+  bool guarded = false;           // lazy: compare the fingerprint after the last copy
+  std::uint64_t fingerprint = 0;  // taken at save()
 };
 
 // Everything the copy threads need of one snapshot. Constant while staging, but for the callbacks being called.
 struct StageJob {
   std::shared_ptr<const SnapshotLayout> layout;
-  std::vector<Source> sources;       // parallel to State::tensors; aliases unused
-  std::vector<std::string> names;    // of the sources, for messages
-  std::string tree;                  // source of kTreeSource
-  std::uint64_t seed = 0;            // of the fingerprints
-  bool whole_fingerprint = false;    // paranoid
+  std::vector<Source> sources;     // parallel to State::tensors; aliases unused
+  std::vector<std::string> names;  // of the sources, for messages
+  std::string tree;                // source of kTreeSource
+  std::uint64_t seed = 0;          // of the fingerprints
+  bool whole_fingerprint = false;  // paranoid
   // From copy threads, any order, several at once; must not block for long.
   std::function<void(FullSlab)> on_slab;
-  // Once, from a copy thread, after the last read of any source: staged, or kTorn naming the tensor, kTimeout, kClosed, a device error.
-  // All on_slab calls happened before.
+  // Once, from a copy thread, after the last read of any source: staged, or kTorn with the tensor's name as its path,
+  // kTimeout, kClosed, a device error. All on_slab calls happened before.
   std::function<void(Status)> on_done;
 };
 

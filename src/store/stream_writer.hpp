@@ -1,5 +1,5 @@
-// StreamWriter: takes full slabs, checksums and writes them at their final offset, gives the slabs back when the write completed.
-// One thread ("sw-write"), one I/O queue. A stream that fails drains its slabs unwritten; the others go on.
+// StreamWriter: takes full slabs, checksums and writes them at their final offset, gives the slabs back when the write
+// completed. One thread ("sw-write"), one I/O queue. A stream that fails drains its slabs unwritten; the others go on.
 // Thread rule: all calls from any thread; callbacks come from the writer's thread and must not block.
 // Lifetime: FileSystem outlives it; the destructor waits for writes in flight, then joins.
 #pragma once
@@ -21,15 +21,15 @@ namespace slackwater {
 
 // A piece of a stream in memory somebody lent us.
 struct SlabWrite {
-  std::span<std::byte> memory;   // whole slab; zero from size_bytes to the next multiple of 4096
-  int buffer = -1;               // registered-buffer number, or -1
-  std::uint64_t offset = 0;      // in the stream, a multiple of kBlockBytes
+  std::span<std::byte> memory;  // whole slab; zero from size_bytes to the next multiple of 4096
+  int buffer = -1;              // registered-buffer number, or -1
+  std::uint64_t offset = 0;     // in the stream, a multiple of kBlockBytes
   std::uint64_t size_bytes = 0;
   std::move_only_function<void()> release;  // called exactly once, when the memory is no longer needed
 };
 
 struct WrittenStream {
-  DurableFile file;                         // every byte handed to the kernel and completed; not synced yet
+  DurableFile file;                          // every byte handed to the kernel and completed; not synced yet
   std::vector<std::uint64_t> block_digests;  // XXH3-64 of each 1 MiB block of exact file bytes
 };
 
@@ -53,10 +53,12 @@ class StreamWriter {
  public:
   using StreamId = std::uint64_t;
 
-  [[nodiscard]] static Result<std::unique_ptr<StreamWriter>> create(FileSystem& fs, const StreamWriterOptions& options, Log log);
+  [[nodiscard]] static Result<std::unique_ptr<StreamWriter>> create(FileSystem& fs, const StreamWriterOptions& options,
+                                                                    Log log);
   ~StreamWriter();
 
-  // Registers one slab of the pool with the queue, in the background; a refusal is logged once and unregistered writes are used.
+  // Registers one slab of the pool with the queue, in the background; a refusal is logged once and unregistered writes
+  // are used.
   void register_buffer(int index, std::span<std::byte> memory);
 
   [[nodiscard]] StreamId begin(StreamSpec spec);

@@ -1,0 +1,122 @@
+// slackwater_bench NAME [options]: runs one benchmark, prints its table, writes its JSON. bench/run.py runs them all.
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "base/error.hpp"
+#include "benchmarks.hpp"
+
+namespace slackwater::bench {
+
+std::span<const Benchmark> all_benchmarks() {
+  static constexpr std::array<Benchmark, 7> kBenchmarks{{
+      {"durable_write", "a state through a pool of an eighth of it, against a raw write", durable_write},
+      {"verified_restore", "restore with every byte checked, against raw reads", verified_restore},
+      {"save_call", "how long save() holds the trainer up", save_call},
+      {"staging", "copying into a pool that holds the state, against memcpy", staging},
+      {"small_tensors", "100,000 tensors of 16 KiB against few large ones", small_tensors},
+      {"peak_memory", "memory beyond the state, for save and restore", peak_memory},
+      {"raw_write", "the reference alone", raw_write},
+  }};
+  return kBenchmarks;
+}
+
+namespace {
+
+// Makes a directory of this run's own below the one given, and removes it with everything in it.
+class WorkDirectory {
+ public:
+  explicit WorkDirectory(std::string path) : path_(std::move(path)) {}
+  WorkDirectory(const WorkDirectory&) = delete;
+  WorkDirectory& operator=(const WorkDirectory&) = delete;
+  ~WorkDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  [[nodiscard]] Status make() const {
+    std::error_code error;
+    if (!std::filesystem::create_directory(path_, error))
+      return fail(error_from_errno(error ? error.value() : EEXIST,
+                                   "cannot make the benchmark's directory; its parent must exist", path_));
+    return {};
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+Status run(const Benchmark& benchmark, Settings settings, const std::string& json_path) {
+  const WorkDirectory directory(
+      fmt::format("{}/slackwater-bench-{}-{}", settings.directory, benchmark.name, ::getpid()));
+  SW_TRY(directory.make());
+  settings.directory = directory.path();
+  SW_ASSIGN(const Report report, benchmark.run(settings));
+  fmt::print("{}", table(report));
+  if (json_path.empty()) return {};
+  std::ofstream file(json_path);
+  if (!(file << to_json(report).dump(1) << '\n' << std::flush))
+    return fail(ErrorKind::kIo, "cannot write the results", json_path);
+  return {};
+}
+
+void make_quick(Settings& settings) {
+  settings.pairs = 3;
+  settings.state_bytes = 256ull << 20;
+  settings.pause_seconds = 0.05;
+}
+
+int main_of(int argc, char** argv) {
+  CLI::App app("Benchmarks of the Slackwater engine; docs/benchmarks.md tells what each figure means.",
+               "slackwater_bench");
+  app.require_subcommand(1);
+  Settings settings;
+  std::string json_path;
+  std::string what;
+  std::string output;
+  const auto add_common = [&](CLI::App& command) {
+    command.add_option("--dir", settings.directory, "directory on the disk to be measured")->required();
+    command.add_option("--bytes", settings.state_bytes, "size of the large states");
+  };
+  for (const Benchmark& benchmark : all_benchmarks()) {
+    CLI::App* command = app.add_subcommand(std::string(benchmark.name), std::string(benchmark.help));
+    add_common(*command);
+    command->add_option("--pairs", settings.pairs, "alternated runs of engine and reference");
+    command->add_option("--json", json_path, "file for the results");
+    command->add_flag_callback(
+        "--quick",
+        [&] {
+          settings.quick = true;
+          make_quick(settings);
+        },
+        "few small runs, to see that it works");
+  }
+  CLI::App* child = app.add_subcommand("peak_memory_child", "")->group("");
+  add_common(*child);
+  child->add_option("what", what)->required();
+  child->add_option("output", output)->required();
+  CLI11_PARSE(app, argc, argv);
+
+  Status status;
+  if (child->parsed()) {
+    status = measure_peak_memory(settings, what, output);
+  } else {
+    for (const Benchmark& benchmark : all_benchmarks()) {
+      if (app.got_subcommand(std::string(benchmark.name))) status = run(benchmark, settings, json_path);
+    }
+  }
+  if (status) return 0;
+  fmt::print(stderr, "slackwater_bench: {}\n", status.error().to_string());
+  return 1;
+}
+
+}  // namespace
+
+}  // namespace slackwater::bench
+
+int main(int argc, char** argv) { return slackwater::bench::main_of(argc, argv); }

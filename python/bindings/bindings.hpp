@@ -1,0 +1,56 @@
+// What the files of the extension share: one bind_ function a class, and the way from Result to Python exceptions.
+// Thread rule: everything here needs the GIL unless it says otherwise.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "slackwater/checkpoint.hpp"
+#include "slackwater/engine.hpp"
+#include "slackwater/error.hpp"
+#include "slackwater/tensor.hpp"
+
+namespace nb = nanobind;
+
+namespace slackwater::python {
+
+void bind_mailbox(nb::module_& module);
+void bind_values(nb::module_& module);
+void bind_snapshot(nb::module_& module);
+void bind_checkpoint(nb::module_& module);
+void bind_engine(nb::module_& module);
+
+// The one place an Error becomes an exception of slackwater.errors.
+[[nodiscard]] nb::object to_exception(const Error& error);
+[[noreturn]] void raise(const Error& error);
+
+template <class T>
+T value_or_raise(Result<T> result) {
+  if (!result.has_value()) raise(result.error());
+  if constexpr (!std::is_void_v<T>) return std::move(*result);
+}
+
+// Seconds as Python gives them; negative counts as 0.
+[[nodiscard]] std::optional<std::chrono::milliseconds> to_milliseconds(std::optional<double> seconds);
+
+// A checkpoint's metadata, copied out, so that Python never holds a reference into the engine.
+struct Contents {
+  VersionInfo version;
+  std::vector<TensorInfo> tensors;
+  std::string tree;
+  std::map<std::string, std::string> metadata;
+};
+[[nodiscard]] Contents contents_of(const Checkpoint& checkpoint);
+
+// [(name, dtype, shape, strides or None, address, device), ...]
+[[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
+[[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);
+[[nodiscard]] DType to_dtype(nb::handle name);
+
+}  // namespace slackwater::python

@@ -1,0 +1,195 @@
+#include "slackwater/engine.hpp"
+
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <utility>
+
+#include "bindings.hpp"
+#include "mailbox.hpp"
+#include "wait.hpp"
+
+namespace slackwater::python {
+namespace {
+
+// The part of a state that stays the same from save to save; only addresses change. Constant after construction.
+struct Structure {
+  std::vector<Tensor> tensors;
+
+  Structure(const nb::list& names, const nb::list& dtypes, const nb::list& shapes, const nb::list& strides, const nb::list& at_once,
+            const nb::list& devices) {
+    const std::size_t count = names.size();
+    if (dtypes.size() != count || shapes.size() != count || strides.size() != count || at_once.size() != count ||
+        devices.size() != count) {
+      throw nb::value_error("the lists of a structure differ in length");
+    }
+    tensors.reserve(count);
+    for (std::size_t i = 0; i < count; ++i) {
+      Tensor& tensor = tensors.emplace_back();
+      tensor.name = nb::cast<std::string>(names[i]);
+      tensor.dtype = to_dtype(dtypes[i]);
+      tensor.shape = to_sizes(shapes[i]);
+      if (const nb::object stride = strides[i]; !stride.is_none()) tensor.strides = to_sizes(stride);
+      tensor.at_once = nb::cast<bool>(at_once[i]);
+      tensor.device = nb::cast<int>(devices[i]);
+    }
+  }
+
+  [[nodiscard]] std::vector<Tensor> with_addresses(const nb::list& addresses) const {
+    if (addresses.size() != tensors.size()) throw nb::value_error("one address a tensor is needed");
+    std::vector<Tensor> result = tensors;
+    for (std::size_t i = 0; i < result.size(); ++i) {
+      result[i].data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(addresses[i]));
+    }
+    return result;
+  }
+};
+
+class PyEngine {
+ public:
+  PyEngine(Engine engine, std::shared_ptr<Mailbox> mailbox) : engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
+  PyEngine(PyEngine&& other) noexcept : engine_(std::exchange(other.engine_, std::nullopt)), mailbox_(std::move(other.mailbox_)) {}
+  PyEngine& operator=(PyEngine&&) = delete;
+  ~PyEngine() {
+    if (!engine_) return;
+    const nb::gil_scoped_release release;
+    // Whoever drops the last reference without close() must not wait for storage here: give up what is still on its way.
+    (void)engine_->close(std::chrono::milliseconds(0));
+    engine_.reset();
+  }
+
+  static PyEngine open(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& path,
+                       const MailboxHandle& handle) {
+    std::shared_ptr<Mailbox> mailbox = handle.box;
+    Options options;
+    options.path = path;
+    for (const auto& [name, value] : settings) value_or_raise(set_option(options, name, value));
+    options.log = [mailbox](LogLevel level, std::string_view line) { mailbox->post(level, line); };
+    Result<Engine> engine = [&] {
+      const nb::gil_scoped_release release;
+      return Engine::open(std::move(options));
+    }();
+    return {value_or_raise(std::move(engine)), std::move(mailbox)};
+  }
+
+  std::optional<Snapshot> save(std::uint64_t step, const Structure& structure, const nb::list& addresses, const nb::bytes& tree,
+                               std::map<std::string, std::string> metadata, const nb::object& owner) {
+    State state;
+    state.tensors = structure.with_addresses(addresses);
+    state.tree.assign(tree.c_str(), tree.size());
+    state.metadata = std::move(metadata);
+    // The engine lets go of the owner on its own thread, where the GIL must not be taken: the mailbox carries it back.
+    state.owner = std::shared_ptr<void>(nb::object(owner).release().ptr(), [mailbox = mailbox_](void* object) {
+      mailbox->bury(static_cast<PyObject*>(object));
+    });
+    state.sealed_by_caller = true;
+    Result<std::optional<Snapshot>> saved = [&] {
+      const nb::gil_scoped_release release;
+      return engine_->save(step, std::move(state));
+    }();
+    return value_or_raise(std::move(saved));
+  }
+
+  // An exception of `plan` ends the restore and is raised as it is.
+  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan) {
+    std::optional<nb::python_error> raised;
+    const auto ask = [&](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
+      const nb::gil_scoped_acquire acquire;
+      try {
+        return to_targets(nb::cast<nb::list>(plan(contents_of(checkpoint))));
+      } catch (nb::python_error& error) {
+        raised.emplace(std::move(error));
+      } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_TypeError, error.what());
+        raised.emplace();
+      }
+      return fail(ErrorKind::kInvalidArgument, "the plan of the restore raised an exception");
+    };
+    auto restored = [&] {
+      const nb::gil_scoped_release release;
+      return engine_->restore(RestoreOptions{step}, ask);
+    }();
+    if (raised) throw std::move(*raised);
+    std::optional<Restored> result = value_or_raise(std::move(restored));
+    if (!result) return nb::none();
+    return nb::make_tuple(result->version, result->damaged);
+  }
+
+  void wait(const std::string& level, std::optional<double> timeout) {
+    const Level wanted = to_level(level);
+    value_or_raise([&] {
+      const nb::gil_scoped_release release;
+      return engine_->wait(wanted, to_milliseconds(timeout));
+    }());
+  }
+
+  void close(std::optional<double> timeout) {
+    value_or_raise([&] {
+      const nb::gil_scoped_release release;
+      return engine_->close(to_milliseconds(timeout));
+    }());
+  }
+
+  void pin(std::uint64_t step) {
+    value_or_raise([&] {
+      const nb::gil_scoped_release release;
+      return engine_->pin(step);
+    }());
+  }
+
+  void remove(std::uint64_t step) {
+    value_or_raise([&] {
+      const nb::gil_scoped_release release;
+      return engine_->remove(step);
+    }());
+  }
+
+  [[nodiscard]] std::vector<VersionInfo> versions() const { return engine_->versions(); }
+  [[nodiscard]] EngineStats stats() const { return engine_->stats(); }
+
+ private:
+  std::optional<Engine> engine_;
+  std::shared_ptr<Mailbox> mailbox_;
+};
+
+}  // namespace
+
+void bind_engine(nb::module_& module) {
+  nb::class_<Structure>(module, "Structure", "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
+      .def(nb::init<const nb::list&, const nb::list&, const nb::list&, const nb::list&, const nb::list&, const nb::list&>(),
+           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("at_once"), nb::arg("devices"))
+      .def("__len__", [](const Structure& self) { return self.tensors.size(); });
+
+  nb::class_<EngineStats>(module, "EngineStats", "Totals of an engine, and what it runs on.")
+      .def_ro("pool_bytes", &EngineStats::pool_bytes)
+      .def_ro("snapshots_committed", &EngineStats::snapshots_committed)
+      .def_ro("snapshots_failed", &EngineStats::snapshots_failed)
+      .def_ro("snapshots_skipped", &EngineStats::snapshots_skipped)
+      .def_ro("bytes_written", &EngineStats::bytes_written)
+      .def_ro("io_backend", &EngineStats::io_backend)
+      .def_ro("direct_io", &EngineStats::direct_io)
+      .def_ro("registered_buffers", &EngineStats::registered_buffers);
+
+  nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
+      .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"))
+      .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"), nb::arg("metadata"),
+           nb::arg("owner"), "Capture a state; None when skipped. `owner` is kept until no byte is read any more.")
+      .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"),
+           nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, str, tuple[int, ...], "
+                   "tuple[int, ...] | None, int, int]]]) -> tuple[VersionInfo, list[str]] | None"),
+           "plan(Contents) answers where tensors go; None when there is nothing to restore.")
+      .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
+           "Raise the first background error not yet reported.")
+      .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())
+      .def("pin", &PyEngine::pin, nb::arg("step"))
+      .def("remove", &PyEngine::remove, nb::arg("step"))
+      .def("versions", &PyEngine::versions, nb::call_guard<nb::gil_scoped_release>())
+      .def("stats", &PyEngine::stats, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace slackwater::python

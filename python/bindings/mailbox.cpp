@@ -1,0 +1,111 @@
+#include "mailbox.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+
+namespace slackwater::python {
+
+Mailbox::~Mailbox() {
+  if (buried_.empty() || !Py_IsInitialized() || !PyGILState_Check()) return;  // rather leak than touch a dying interpreter
+  for (PyObject* object : buried_) Py_DECREF(object);
+}
+
+void Mailbox::post(LogLevel level, std::string_view line) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (lines_.size() < kMaxLines) {
+      lines_.emplace_back(level, line);
+    } else {
+      ++lost_lines_;
+    }
+    news_ = true;
+  } catch (...) {
+    return;  // no memory for a log line: the error itself is kept by the snapshot
+  }
+  arrived_.notify_all();
+}
+
+void Mailbox::bury(PyObject* object) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    buried_.push_back(object);
+    news_ = true;
+  } catch (...) {
+    return;
+  }
+  arrived_.notify_all();
+}
+
+void Mailbox::poke() {
+  {
+    const std::lock_guard lock(mutex_);
+    news_ = true;
+  }
+  arrived_.notify_all();
+}
+
+std::vector<std::pair<LogLevel, std::string>> Mailbox::collect() {
+  std::vector<std::pair<LogLevel, std::string>> lines;
+  std::vector<PyObject*> dead;
+  {
+    const std::lock_guard lock(mutex_);
+    lines.assign(std::make_move_iterator(lines_.begin()), std::make_move_iterator(lines_.end()));
+    lines_.clear();
+    if (lost_lines_ > 0) {
+      lines.emplace_back(LogLevel::kWarning, std::to_string(lost_lines_) + " further messages were dropped");
+      lost_lines_ = 0;
+    }
+    dead.swap(buried_);
+  }
+  for (PyObject* object : dead) Py_DECREF(object);  // outside the lock: destructors may run any Python code
+  return lines;
+}
+
+bool Mailbox::wait(std::optional<std::chrono::milliseconds> timeout) {
+  std::unique_lock lock(mutex_);
+  const auto have_news = [this] { return news_; };
+  if (timeout) {
+    if (!arrived_.wait_for(lock, *timeout, have_news)) return false;
+  } else {
+    arrived_.wait(lock, have_news);
+  }
+  news_ = false;
+  return true;
+}
+
+namespace {
+
+int logging_level(LogLevel level) {  // the numbers of Python's logging
+  switch (level) {
+    case LogLevel::kInfo: return 20;
+    case LogLevel::kWarning: return 30;
+    case LogLevel::kError: return 40;
+  }
+  return 40;
+}
+
+LogLevel to_log_level(int level) { return level >= 40 ? LogLevel::kError : level >= 30 ? LogLevel::kWarning : LogLevel::kInfo; }
+
+}  // namespace
+
+void bind_mailbox(nb::module_& module) {
+  nb::class_<MailboxHandle>(module, "Mailbox", "Log lines and released objects, on their way from engine threads to Python threads.")
+      .def(nb::init<>())
+      .def("poke", [](MailboxHandle& self) { self.box->poke(); }, "Wake wait().")
+      .def("post", [](MailboxHandle& self, int level, const std::string& line) { self.box->post(to_log_level(level), line); },
+           nb::arg("level"), nb::arg("line"), "Leave a line, as an engine thread does.")
+      .def("collect", [](MailboxHandle& self) {
+            std::vector<std::pair<int, std::string>> lines;
+            for (auto& [level, line] : self.box->collect()) lines.emplace_back(logging_level(level), std::move(line));
+            return lines;
+          }, "Drop what is no longer read; return [(logging level, line), ...], oldest first.")
+      .def("wait", [](MailboxHandle& self, std::optional<double> timeout) { return self.box->wait(to_milliseconds(timeout)); },
+           nb::arg("timeout") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+           "Wait, without the GIL, until something arrives or poke() is called; False on time-out.");
+}
+
+}  // namespace slackwater::python

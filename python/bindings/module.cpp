@@ -1,0 +1,12 @@
+#include "bindings.hpp"
+
+NB_MODULE(_core, module) {
+  using namespace slackwater::python;
+  module.doc() = "The Slackwater engine. Private: use the package slackwater.";
+  module.attr("__version__") = SLACKWATER_VERSION;
+  bind_mailbox(module);
+  bind_values(module);
+  bind_snapshot(module);
+  bind_checkpoint(module);
+  bind_engine(module);
+}

@@ -1,0 +1,83 @@
+#include "slackwater/engine.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include <algorithm>
+
+#include "bindings.hpp"
+#include "wait.hpp"
+
+namespace slackwater::python {
+
+Level to_level(const std::string& name) {
+  for (const Level level : {Level::kStaged, Level::kDurable, Level::kCommitted}) {
+    if (to_string(level) == name) return level;
+  }
+  raise(Error{ErrorKind::kInvalidArgument, "level is '" + name + "'; it is one of 'staged', 'durable', 'committed'", {}, 0, false});
+}
+
+namespace {
+
+Status wait_for(Snapshot& snapshot, Level level, std::optional<double> timeout) {
+  Status status;
+  wait_in_slices(timeout, [&](std::chrono::milliseconds slice) {
+    status = snapshot.wait(level, slice);
+    if (status.has_value() || status.error().kind != ErrorKind::kTimeout) return true;
+    if (!snapshot.progress().failed) return false;
+    status = snapshot.wait(level, std::chrono::milliseconds(0));  // a stall time-out looks like a slice's: ask again for its own words
+    return true;
+  });
+  return status;
+}
+
+bool wait_released(Snapshot& snapshot, std::optional<double> timeout) {
+  bool released = false;
+  wait_in_slices(timeout, [&](std::chrono::milliseconds slice) { return released = snapshot.wait_released(slice); });
+  return released;
+}
+
+}  // namespace
+
+void bind_snapshot(nb::module_& module) {
+  nb::class_<Progress>(module, "Progress", "How far a snapshot has come.")
+      .def_prop_ro("level", [](const Progress& self) { return to_string(self.level); })
+      .def_ro("failed", &Progress::failed)
+      .def_ro("total_bytes", &Progress::total_bytes)
+      .def_ro("staged_bytes", &Progress::staged_bytes)
+      .def_ro("written_bytes", &Progress::written_bytes);
+
+  nb::class_<SnapshotStats>(module, "SnapshotStats", "What a snapshot has cost, in seconds and bytes.")
+      .def_ro("tensor_count", &SnapshotStats::tensor_count)
+      .def_ro("total_bytes", &SnapshotStats::total_bytes)
+      .def_ro("at_once_bytes", &SnapshotStats::at_once_bytes)
+      .def_ro("save_seconds", &SnapshotStats::save_seconds)
+      .def_ro("busy_seconds", &SnapshotStats::busy_seconds)
+      .def_ro("fence_seconds", &SnapshotStats::fence_seconds)
+      .def_ro("staged_seconds", &SnapshotStats::staged_seconds)
+      .def_ro("durable_seconds", &SnapshotStats::durable_seconds)
+      .def_ro("committed_seconds", &SnapshotStats::committed_seconds);
+
+  nb::class_<Snapshot>(module, "Snapshot", "One state on its way.")
+      .def_prop_ro("step", &Snapshot::step)
+      .def("released", &Snapshot::released, "True once no source byte will be read any more.")
+      .def("wait_released", &wait_released, nb::arg("timeout") = nb::none(),
+           "Wait for that, without the GIL; False on time-out. Signals are handled.")
+      .def("fence", [](Snapshot& self) { (void)self.fence(); }, nb::call_guard<nb::gil_scoped_release>(),
+           "Return when the sources may be written again; how the snapshot stands is in error().")
+      .def("seal", [](Snapshot& self, std::optional<std::string> torn) { self.seal(std::move(torn)); },
+           nb::arg("torn_tensor") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+           "Once: the sources were unchanged, or the named tensor was found changed.")
+      .def("wait", [](Snapshot& self, const std::string& level, std::optional<double> timeout) {
+            value_or_raise(wait_for(self, to_level(level), timeout));
+          }, nb::arg("level"), nb::arg("timeout") = nb::none(), "Wait for a level, without the GIL. Signals are handled.")
+      .def("error", [](const Snapshot& self) -> nb::object {
+            const auto error = self.error();
+            return error ? to_exception(*error) : nb::object(nb::none());
+          }, "The exception this snapshot failed with, or None.")
+      .def("progress", &Snapshot::progress)
+      .def("stats", &Snapshot::stats);
+}
+
+}  // namespace slackwater::python

@@ -1,0 +1,64 @@
+"""Slackwater: a checkpoint at every iteration, at almost no cost to training.
+
+>>> import slackwater as sw
+>>> with sw.Checkpointer("runs/gpt") as ckpt:
+...     state = {"model": model, "optim": optim, "rng": sw.Rng()}
+...     start = ckpt.restore(state) or 0
+...     for step in range(start + 1, steps + 1):
+...         train()
+...         ckpt.save(step, state)
+"""
+
+from ._core import __version__
+from .checkpointer import Checkpointer
+from .errors import (
+    AbortedError,
+    BusyError,
+    ClosedError,
+    DamagedError,
+    Error,
+    InDoubtError,
+    InternalError,
+    MismatchError,
+    NoSpaceError,
+    NotFoundError,
+    OutOfMemoryError,
+    PermissionDeniedError,
+    StorageError,
+    TimeoutError,
+    TornError,
+    UnsupportedError,
+    UsageError,
+)
+from .reader import Reader, load, open
+from .rng import Rng
+from .snapshot import Progress, Snapshot, SnapshotStats
+
+__all__ = [
+    "AbortedError",
+    "BusyError",
+    "Checkpointer",
+    "ClosedError",
+    "DamagedError",
+    "Error",
+    "InDoubtError",
+    "InternalError",
+    "MismatchError",
+    "NoSpaceError",
+    "NotFoundError",
+    "OutOfMemoryError",
+    "PermissionDeniedError",
+    "Progress",
+    "Reader",
+    "Rng",
+    "Snapshot",
+    "SnapshotStats",
+    "StorageError",
+    "TimeoutError",
+    "TornError",
+    "UnsupportedError",
+    "UsageError",
+    "__version__",
+    "load",
+    "open",
+]

@@ -1,0 +1,281 @@
+"""All that knows PyTorch: tensors, modules, optimizers. Import it only when torch is loaded already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .. import names
+from ..errors import UnsupportedError
+from ..memory import SIZES, Memory
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+Optimizer = torch.optim.Optimizer
+
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter)},
+)
+_HOST = {torch.device("cpu")}
+_STRIDED = {torch.strided}
+_NAMES: dict[Any, str] = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
+_DTYPES: dict[str, Any] = {name: dtype for dtype, name in _NAMES.items()}
+
+# Their own loading code only fills in what checkpoints of PyTorch before 1.0 lack.
+_HARMLESS_LOADERS = (_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict, Module._load_from_state_dict)
+
+
+# Tensors
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether the bytes lie in other tensors, which ``inner_tensors`` gives."""
+    return type(tensor) not in PLAIN_TYPES and (_is_dtensor(tensor) or is_traceable_wrapper_subclass(tensor))
+
+
+def inner_tensors(tensor: Tensor, name: str) -> list[tuple[str, Tensor]]:
+    """Of a wrapper subclass: [(attribute, tensor), ...]. A DTensor stands for its local tensor, under no attribute."""
+    if _is_dtensor(tensor):
+        if tensor.device_mesh.size() != 1:  # type: ignore[attr-defined]
+            raise UnsupportedError(
+                f"'{name}' is a DTensor over {tensor.device_mesh.size()} ranks; this version saves states of one rank"
+            )  # type: ignore[attr-defined]
+        return [("", tensor._local_tensor)]  # type: ignore[attr-defined]
+    attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return [(attribute, getattr(tensor, attribute)) for attribute in attributes]
+
+
+def _is_dtensor(tensor: Tensor) -> bool:
+    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+
+
+def capture(
+    tensors: Sequence[Tensor], tensor_names: Sequence[str]
+) -> tuple[list[Tensor], list[Any], list[Any], list[Any], list[int], list[int]]:
+    """What a save needs of many tensors, in few passes: held, dtypes, shapes, strides, devices, addresses.
+
+    What is held is ``detach()``: the same bytes, even if the parameter is given others (``p.data = x``) meanwhile.
+    """
+    ordinary = (
+        {t.device for t in tensors} <= _HOST
+        and {t.layout for t in tensors} <= _STRIDED
+        and not any([t.is_conj() or t.is_neg() for t in tensors])
+    )
+    if not ordinary:
+        held = [_readable(t, name) for t, name in zip(tensors, tensor_names, strict=True)]
+    else:
+        held = [t.detach() for t in tensors]
+    dtypes = [t.dtype for t in held]
+    shapes = [t.shape for t in held]
+    strides = [t.stride() for t in held]
+    addresses = [t.data_ptr() for t in held]
+    if 0 in addresses:
+        for t, source, name, address in zip(held, tensors, tensor_names, addresses, strict=True):
+            if address == 0 and t.numel() > 0:
+                raise UnsupportedError(
+                    f"'{name}' is a {type(source).__qualname__}, which gives no address of its data; "
+                    "save an ordinary tensor instead"
+                )
+    return held, dtypes, shapes, strides, [_device_number(t) for t in held] if held else [], addresses
+
+
+def _readable(tensor: Tensor, name: str) -> Tensor:
+    if tensor.layout is not torch.strided:
+        raise UnsupportedError(
+            f"'{name}' is a tensor of layout {tensor.layout}; "
+            "only strided tensors can be saved: use .to_dense(), or save its parts"
+        )
+    if tensor.device.type == "meta":
+        raise UnsupportedError(f"'{name}' is on the meta device and has no data; materialize it before saving")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f"'{name}' is on {tensor.device}, which is not supported; copy it to the host first")
+    held = tensor.detach()
+    if held.is_conj() or held.is_neg():
+        held = held.resolve_conj().resolve_neg()
+    return held
+
+
+def _device_number(tensor: Tensor) -> int:
+    return tensor.get_device()  # -1 on the host, the ordinal on CUDA
+
+
+def storages(tensors: Iterable[Tensor]) -> list[int]:
+    """What tells apart the memory of each; 0 where there is none."""
+    return [0 if is_wrapper(t) else t.untyped_storage().data_ptr() for t in tensors]
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """``_version`` of each; -1 where autograd keeps none (inference tensors)."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [-1 if t.is_inference() else t._version for t in tensors]
+
+
+def dtype_name(dtype: Any, name: str) -> str:
+    known = _NAMES.get(dtype)
+    if known is None:
+        raise UnsupportedError(
+            f"'{name}' has dtype {dtype}, which checkpoints cannot hold; "
+            f"convert it to one of: {', '.join(sorted(SIZES))}"
+        )
+    return known
+
+
+def memory_of(tensor: Tensor, name: str) -> Memory:
+    """Where one tensor is to be restored."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        _readable(tensor, name)
+    return Memory(
+        dtype_name(tensor.dtype, name),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.data_ptr(),
+        tensor.get_device(),
+        tensor,
+    )
+
+
+def must_be_copied_into(tensor: Tensor) -> bool:
+    """Whether writing bytes to its address would not give the values meant."""
+    return tensor.is_conj() or tensor.is_neg()
+
+
+def empty(dtype: str, shape: Sequence[int], like: Tensor | None = None, device: Any = None) -> Tensor:
+    """A new tensor; ``like`` gives device and order of strides where the shape is the same."""
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"this PyTorch ({torch.__version__}) has no dtype {dtype}")
+    if like is not None and tuple(like.shape) == tuple(shape) and not is_wrapper(like):
+        return torch.empty_like(like, dtype=_DTYPES[dtype], device=device, requires_grad=False).detach()
+    if device is None and like is not None:
+        device = like.device
+    return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device=device)
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    with torch.no_grad():
+        target.detach().copy_(source)
+
+
+def bump_versions(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd that bytes were written behind its back."""
+    tracked = [t for t in tensors if not t.is_inference()]
+    if tracked:
+        torch.autograd.graph.increment_version(tracked)
+
+
+# Modules
+
+
+def is_plain_module(module: Module) -> bool:
+    """Whether state_dict() gives the parameters and persistent buffers and nothing else, and loading just sets them."""
+    return all(map(_is_plain_layer, module.modules()))
+
+
+_PLAIN_CLASSES: dict[type, bool] = {}
+
+
+def _is_plain_layer(module: Module) -> bool:
+    kind = type(module)
+    plain = _PLAIN_CLASSES.get(kind)
+    if plain is None:
+        plain = (
+            kind._save_to_state_dict is Module._save_to_state_dict
+            and kind._load_from_state_dict in _HARMLESS_LOADERS
+            and kind.get_extra_state is Module.get_extra_state
+            and kind.set_extra_state is Module.set_extra_state
+            and _wraps_only(kind, "state_dict")
+            and _wraps_only(kind, "load_state_dict")
+        )
+        if len(_PLAIN_CLASSES) < 10_000:
+            _PLAIN_CLASSES[kind] = plain
+    return plain and not (
+        module._state_dict_hooks
+        or module._load_state_dict_pre_hooks
+        or module._load_state_dict_post_hooks
+        or getattr(module, "_state_dict_pre_hooks", None)
+        or "state_dict" in module.__dict__
+        or "load_state_dict" in module.__dict__
+    )
+
+
+def _wraps_only(kind: type, method: str) -> bool:
+    return getattr(kind, method) is getattr(Module, method)
+
+
+def module_tensors(module: Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """(key, tensor, is a buffer) of a plain module, ordered as in state_dict(), without what wrappers add to keys."""
+    yield from _walk(module, "")
+
+
+def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            yield prefix + key, parameter, False
+    transient = module._non_persistent_buffers_set
+    for key, buffer in module._buffers.items():
+        if buffer is not None and key not in transient:
+            yield prefix + key, buffer, True
+    children = module._modules
+    unwrap = len(children) == 1 and not module._parameters and not module._buffers
+    for key, child in children.items():
+        if child is not None:
+            skip = unwrap and (key == names.WRAPPER_IN_FRONT or key in names.WRAPPERS_ANYWHERE)
+            yield from _walk(child, prefix if skip else f"{prefix}{key}.")
+
+
+# Optimizers
+
+
+def is_plain_optimizer(optimizer: Optimizer) -> bool:
+    """Whether state_dict() and load_state_dict() are torch's own, without hooks."""
+    kind = type(optimizer)
+    return (
+        kind.state_dict is Optimizer.state_dict
+        and kind.load_state_dict is Optimizer.load_state_dict
+        and "state_dict" not in optimizer.__dict__
+        and not (
+            optimizer._optimizer_state_dict_pre_hooks
+            or optimizer._optimizer_state_dict_post_hooks
+            or optimizer._optimizer_load_state_dict_pre_hooks
+            or optimizer._optimizer_load_state_dict_post_hooks
+        )
+    )
+
+
+def parameter_numbers(optimizer: Optimizer) -> tuple[dict[int, int], list[list[int]]]:
+    """id(parameter) -> number, and the numbers of each group: as Optimizer.state_dict() counts them."""
+    numbers: dict[int, int] = {}
+    groups = []
+    start = 0
+    for group in optimizer.param_groups:
+        for offset, parameter in enumerate(group["params"]):
+            numbers.setdefault(id(parameter), start + offset)
+        groups.append([numbers[id(parameter)] for parameter in group["params"]])
+        start += len(group["params"])
+    return numbers, groups
+
+
+def optimizer_state(optimizer: Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+    """What state_dict() would give, without copying anything: (state, param_groups)."""
+    numbers, groups = parameter_numbers(optimizer)
+    state = {numbers[id(key)] if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
+    packed = []
+    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        entry = {key: value for key, value in group.items() if key != "params"}
+        entry["params"] = parameters
+        packed.append(entry)
+    return state, packed
+
+
+def state_device(group: dict[str, Any], key: str, parameter: Tensor) -> Any:
+    """Where torch would keep this state tensor: step counters stay on the host unless the step runs on the device."""
+    if key == "step" and not (group.get("capturable") or group.get("fused")):
+        return torch.device("cpu")
+    return parameter.device

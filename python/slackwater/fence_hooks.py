@@ -1,0 +1,96 @@
+"""Who calls the fence: a hook before every optimizer step, and methods wrapped by hand.
+
+Hooks hold the session weakly, so that a checkpointer that is dropped goes away; they never raise, and stay out of
+torch.compile.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from .errors import UsageError
+
+logger = logging.getLogger("slackwater")
+
+
+class Fenced(Protocol):
+    def fence_quietly(self) -> None: ...
+
+
+def register_step_hook(session: Fenced) -> Callable[[], None]:
+    """Fence before every torch optimizer step of this process. Returns what removes the hook."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    reference = weakref.ref(session)
+
+    def fence_before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        fenced = reference()
+        if fenced is not None:
+            fenced.fence_quietly()
+
+    return register_optimizer_step_pre_hook(_outside_compile(fence_before_step)).remove
+
+
+def _outside_compile(function: Callable[..., None]) -> Callable[..., None]:
+    """A compiled step calls it as it is. Loading the compiler takes seconds: the first step does that anyway."""
+    import torch
+
+    lazily = getattr(torch, "_disable_dynamo", None)
+    if lazily is not None and "torch._dynamo" not in sys.modules:
+        return lazily(function)
+    return torch.compiler.disable(function)
+
+
+class FencedMethods:
+    """Methods that fence before they run, by ``fence_on``."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._wrapped: set[tuple[int, str]] = set()
+
+    def wrap(self, session: Fenced, obj: Any, method: str) -> None:
+        if (id(obj), method) in self._wrapped:
+            return
+        original = getattr(obj, method, None)
+        if not callable(original):
+            raise UsageError(f"a {type(obj).__name__} has no method '{method}' to fence on")
+        reference = weakref.ref(session)
+
+        @functools.wraps(original)
+        def fenced(*args: Any, **kwargs: Any) -> Any:
+            owner = reference()
+            if owner is not None:
+                owner.fence_quietly()
+            return original(*args, **kwargs)
+
+        own = method in getattr(obj, "__dict__", {})
+        try:
+            setattr(obj, method, fenced)
+        except AttributeError as error:
+            raise UsageError(
+                f"'{method}' of a {type(obj).__name__} cannot be replaced; call fence() before it instead"
+            ) from error
+
+        def undo() -> None:
+            if getattr(obj, method, None) is fenced:  # somebody else may have wrapped it since
+                if own:
+                    setattr(obj, method, original)
+                else:
+                    delattr(obj, method)
+
+        self._undo.append(undo)
+        self._wrapped.add((id(obj), method))
+
+    def unwrap_all(self) -> None:
+        for undo in reversed(self._undo):
+            try:
+                undo()
+            except Exception:
+                logger.warning("a method could not be given back its original", exc_info=True)
+        self._undo.clear()
+        self._wrapped.clear()

@@ -1,0 +1,39 @@
+"""Memory: where a tensor's bytes lie, in the words of the engine."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _core
+
+SIZES: dict[str, int] = _core.dtypes()  # bytes of one element, by dtype name
+HOST = -1
+SMALL_BYTES = 4096  # tensors up to this size are captured at once, unless they are known to stand still
+
+
+class Memory(NamedTuple):
+    """``owner`` keeps the bytes alive; strides count elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    address: int
+    device: int
+    owner: Any
+
+    def target(self, name: str) -> tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]:
+        return name, self.dtype, self.shape, self.strides, self.address, self.device
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements share an address (an expanded tensor): such memory can be read, not restored into."""
+        if self.strides is None or 0 in self.shape:
+            return False
+        reach = 0
+        for stride, size in sorted(
+            (abs(stride), size) for stride, size in zip(self.strides, self.shape, strict=True) if size > 1
+        ):
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+        return False

@@ -1,0 +1,129 @@
+"""Names of tensors, made from where they stand in the state.
+
+A name is the path joined with dots: ``model.layers.0.weight``. Two different paths never give the same name:
+
+* ``.`` and ``%`` inside a key are written ``%2E`` and ``%25``; a text key that looks like a number starts with its
+  percent code (``"0"`` is ``%30``, the number 0 is ``0``); keys of other types are written ``%(...)``.
+* A dict that holds nothing but tensors under text keys (a ``state_dict()``) keeps its keys as they are, dots and all:
+  nothing can collide there.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+WRAPPERS_ANYWHERE = ("_orig_mod", "_checkpoint_wrapped_module")
+WRAPPER_IN_FRONT = "module"
+
+_SPECIAL = re.compile("[.%\ud800-\udfff]")
+_NUMBER = re.compile(r"-?[0-9]+\Z")
+_RESERVED = ("__metadata__", "__slackwater")
+
+
+def _code(match: re.Match[str]) -> str:
+    point = ord(match[0])
+    return f"%{point:02X}" if point < 256 else f"%u{point:04X}"
+
+
+@functools.lru_cache(maxsize=10_000)  # the same few keys come thousands of times
+def _text_segment(key: str) -> str:
+    if not key:
+        return "%"
+    if _NUMBER.match(key):
+        return f"%{ord(key[0]):02X}{key[1:]}"
+    return _SPECIAL.sub(_code, key)
+
+
+def segment(key: Any, describe: Callable[[Any], str] = repr) -> str:
+    """One key as a part of a name. ``describe`` gives exact text for keys that are neither text nor small numbers."""
+    if type(key) is str:
+        return _text_segment(key)
+    if type(key) is int and -(1 << 63) <= key < 1 << 63:
+        return str(key)
+    return f"%({_SPECIAL.sub(_code, describe(key))})"
+
+
+def join(prefix: str, part: str) -> str:
+    if prefix:
+        return f"{prefix}.{part}"
+    if part.startswith(_RESERVED):
+        return f"%5F{part[1:]}"
+    return part
+
+
+def is_clean(key: Any) -> bool:
+    """Whether a key may stand in a name as it is, provided that no other path can lead there."""
+    return (
+        type(key) is str
+        and key != ""
+        and not key.startswith(_RESERVED)
+        and "%" not in key
+        and (key.isascii() or _SPECIAL.sub(_code, key).count("%") == key.count("."))
+    )
+
+
+def namer(
+    mapping: Mapping[Any, Any],
+    prefix: str,
+    holds_more_than_tensors: Callable[[Any], bool],
+    describe: Callable[[Any], str] = repr,
+) -> Callable[[Any], str]:
+    """How the children of a dict are named. ``holds_more_than_tensors(value)`` is asked only where it matters."""
+    segments = {}
+    simple = True
+    for key in mapping:
+        part = segment(key, describe)
+        segments[key] = part
+        if part is not key and part != key:
+            simple = False
+    if not simple and all(is_clean(key) for key in mapping) and not any(map(holds_more_than_tensors, mapping.values())):
+        segments = dict(zip(mapping, strip_wrappers(list(mapping)), strict=True))
+    return lambda key: join(prefix, segments[key])
+
+
+def strip_wrappers(keys: Sequence[str]) -> Sequence[str]:
+    """Keys of a state_dict() without what torch.compile, DDP and others add; unchanged where two would collide."""
+    if not keys:
+        return keys
+    stripped: Sequence[str] = keys
+    if any(wrapper in key for key in keys for wrapper in WRAPPERS_ANYWHERE):
+        stripped = [".".join(part for part in key.split(".") if part not in WRAPPERS_ANYWHERE) for key in keys]
+    front = WRAPPER_IN_FRONT + "."
+    while all(key.startswith(front) for key in stripped):
+        stripped = [key[len(front) :] for key in stripped]
+    if stripped is keys or len(set(stripped)) != len(keys) or not all(stripped):
+        return keys
+    return stripped
+
+
+class Pattern:
+    """Which names a caller asked for: ``only`` and ``exclude``, each one glob or several; parents select children."""
+
+    def __init__(self, only: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None) -> None:
+        self._only = None if only is None else _compile(only)
+        self._exclude = None if exclude is None else _compile(exclude)
+        self.everything = self._only is None and self._exclude is None
+
+    def __call__(self, name: str) -> bool:
+        if self._only is not None and not self._only.match(name):
+            return False
+        return self._exclude is None or not self._exclude.match(name)
+
+
+def _compile(globs: str | Iterable[str]) -> re.Pattern[str]:
+    import fnmatch
+
+    from .errors import UsageError
+
+    if isinstance(globs, str):
+        globs = [globs]
+    parts = []
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise UsageError(f"a name pattern is a text such as 'model.*', not {type(glob).__name__}")
+        # fnmatch ends its pattern with \Z; "model" is to select "model.weight" as well.
+        parts.append(rf"(?:{fnmatch.translate(glob)}|{fnmatch.translate(glob + '.*')})")
+    return re.compile("|".join(parts) if parts else r"(?!)")

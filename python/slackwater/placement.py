@@ -1,0 +1,531 @@
+"""Restoring: where each saved tensor goes in a state that exists, and what is set once every byte is verified.
+
+The saved tree and the given state are walked side by side, so that dicts, modules and their state_dict() can stand for
+each other. Nothing is changed while planning; then the engine writes the tensors, and ``finish()`` does the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+from . import _core, codec, names
+from .adapters import arrays
+from .codec import Node, tag_of
+from .errors import DamagedError, Error, MismatchError, UnsupportedError, UsageError
+from .memory import Memory
+from .tree import Flattener, class_name, torch_adapter
+
+logger = logging.getLogger("slackwater")
+
+Assign = Callable[[Any], None]
+_ABSENT: Any = object()
+_SHOWN = 5  # problems of one kind named in a message
+
+
+def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
+    """Keys and nodes of anything saved like a dict; None for the rest."""
+    node = unwrap(node)
+    tag = tag_of(node)
+    if tag is None:
+        return list(node.items()) if isinstance(node, dict) else None
+    if tag in ("dict", "OrderedDict", "defaultdict", "Counter"):
+        return [(codec.decode(key, _no_tensor), value) for key, value in node["v"]]
+    if tag in ("Namespace", "SimpleNamespace"):
+        return entries_of(node["v"])
+    return None
+
+
+def elements_of(node: Node) -> list[Node] | None:
+    node = unwrap(node)
+    if isinstance(node, list):
+        return node
+    return node["v"] if tag_of(node) in ("tuple", "namedtuple", "deque") else None
+
+
+def unwrap(node: Node) -> Node:
+    while tag_of(node) == "object":
+        node = node["v"]
+    return node
+
+
+def tensor_name(node: Node) -> str | None:
+    tag = tag_of(node)
+    return node[tag] if tag in ("$t", "$a") else None
+
+
+def tensor_names(node: Node) -> list[str]:
+    """Of everything below."""
+    found: list[str] = []
+    stack = [node]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, list):
+            stack.extend(reversed(item))
+        elif isinstance(item, dict):
+            name = tensor_name(item)
+            if name is not None:
+                found.append(name)
+            else:
+                stack.extend(reversed(list(item.values())))
+    return found
+
+
+def has_parts(node: Node) -> bool:
+    """Whether tensors or objects stand below: what plain values cannot be."""
+    if isinstance(node, list):
+        return any(map(has_parts, node))
+    if not isinstance(node, dict):
+        return False
+    if tag_of(node) in ("$t", "$a", "object", "subclass"):
+        return True
+    return any(map(has_parts, node.values()))
+
+
+def _no_tensor(name: str, is_array: bool) -> Any:
+    raise DamagedError(f"the tree of the checkpoint holds the tensor '{name}' where only a plain value can stand")
+
+
+class Placement:
+    """The plan of one restore from one version."""
+
+    def __init__(
+        self,
+        state: Any,
+        contents: _core.Contents,
+        *,
+        strict: bool,
+        cast: bool,
+        selected: names.Pattern,
+        allow_pickle: bool,
+    ) -> None:
+        if not contents.tree:
+            raise UnsupportedError(
+                f"the checkpoint of step {contents.version.step} was not saved from Python; "
+                "read it with slackwater.open()"
+            )
+        self._infos = {info.name: info for info in contents.tensors}
+        self._strict = strict
+        self._cast = cast
+        self._selected = selected
+        self._allow_pickle = allow_pickle
+        self._torch = torch_adapter()
+        self._look = Flattener()  # asked what is a tensor, and how things are named; never encodes
+        self._targets: dict[tuple[Any, ...], tuple[str, Memory]] = {}
+        self._written: list[Any] = []  # torch tensors whose version is to be bumped
+        self.copies: list[tuple[str, Any]] = []  # (saved name, target): to be read aside and copied
+        self._after: list[Callable[[], None]] = []
+        self._missing: list[str] = []
+        self._extra: list[str] = []
+        self._wrong: list[str] = []
+        self._mapping(codec.load_tree(contents.tree), state, "", None)
+        self._complain(contents.version.step)
+
+    def targets(self) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]]:
+        return [memory.target(name) for name, memory in self._targets.values()]
+
+    def info(self, name: str) -> _core.TensorInfo:
+        info = self._infos.get(name)
+        if info is None:
+            raise DamagedError(f"the tree of the checkpoint names the tensor '{name}', which no file holds")
+        return info
+
+    def finish(self) -> None:
+        """After all bytes are in place: versions, plain values, load_state_dict()."""
+        if self._written:
+            self._torch.bump_versions(self._written)
+        for action in self._after:
+            action()
+
+    # Problems
+
+    def _complain(self, step: int) -> None:
+        parts = []
+        if self._strict and self._missing:
+            parts.append(f"the checkpoint lacks {_list(self._missing)}")
+        if self._strict and self._extra:
+            parts.append(f"the given state lacks {_list(self._extra)}")
+        shown = self._wrong[:_SHOWN]
+        if len(self._wrong) > _SHOWN:
+            shown.append(f"and {len(self._wrong) - _SHOWN} more")
+        parts.extend(shown)
+        if not parts:
+            return
+        hints = []
+        if self._strict and (self._missing or self._extra):
+            hints.append("strict=False restores what both have")
+        if any("dtype" in problem for problem in self._wrong) and not self._cast:
+            hints.append("cast=True converts dtypes")
+        hint = f" ({'; '.join(hints)})" if hints else ""
+        raise MismatchError(f"the checkpoint of step {step} does not fit the given state: {'; '.join(parts)}{hint}")
+
+    def _absent(self, value: Any, name: str) -> None:
+        """The state has it, the checkpoint does not."""
+        if not self._has_parts(value):
+            return
+        flat = Flattener(allow_pickle=True)
+        flat.encode(value, name)
+        found = flat.torch_names + flat.array_names or [name]
+        self._missing.extend(filter(self._selected, found))
+
+    def _surplus(self, node: Node, name: str) -> None:
+        """The checkpoint has it, the state does not."""
+        self._extra.extend(filter(self._selected, tensor_names(node) or [name]))
+
+    def _kind_differs(self, node: Node, target: Any, name: str) -> None:
+        if self._selected(name):
+            self._wrong.append(f"'{name}' is a {type(target).__name__} here and {_kind(node)} in the checkpoint")
+
+    def _has_parts(self, value: Any) -> bool:
+        look = self._look
+        if look.is_tensor(value) or look.holds_more_than_tensors(value):
+            return True
+        return isinstance(value, (argparse.Namespace, types.SimpleNamespace)) and look.holds_more_than_tensors(
+            vars(value)
+        )
+
+    # The walk
+
+    def _place(self, node: Node, target: Any, name: str, assign: Assign) -> None:
+        torch = self._torch
+        if (torch is not None and isinstance(target, torch.Tensor)) or arrays.is_array(target):
+            self._tensor(node, target, name)
+        elif torch is not None and isinstance(target, torch.Module):
+            (self._module if torch.is_plain_module(target) else self._hooked_module)(node, target, name)
+        elif torch is not None and isinstance(target, torch.Optimizer) and torch.is_plain_optimizer(target):
+            self._optimizer(node, target, name)
+        elif not isinstance(target, type) and callable(getattr(target, "load_state_dict", None)):
+            self._object(node, target, name)
+        elif self._look.is_tensor(target):
+            self._tensor(node, arrays.to_array(target, name), name)
+        elif isinstance(target, MutableMapping):
+            self._mapping(node, target, name, assign)
+        elif isinstance(target, list):
+            self._sequence(node, target, name, assign)
+        elif isinstance(target, tuple):
+            self._tuple(node, target, name, assign)
+        elif isinstance(target, (argparse.Namespace, types.SimpleNamespace)) and self._has_parts(target):
+            self._mapping(node, vars(target), name, assign)
+        else:
+            self._plain(node, target, name, assign)
+
+    def _plain(self, node: Node, target: Any, name: str, assign: Assign) -> None:
+        if has_parts(node):
+            self._surplus(node, name)
+        elif self._selected(name):
+            self._later(assign, node)
+
+    def _later(self, assign: Assign, node: Node) -> None:
+        value = codec.decode(node, _no_tensor, self._allow_pickle)
+        self._after.append(functools.partial(assign, value))
+
+    def _mapping(self, node: Node, target: Any, name: str, assign: Assign | None) -> None:
+        entries = entries_of(node)
+        plain = not has_parts(node) and not self._has_parts(target)
+        if entries is None:
+            if plain and assign is not None:
+                self._plain(node, target, name, assign)
+            else:
+                self._kind_differs(node, target, name)
+            return
+        if plain and name:
+            if self._selected(name):
+                self._later(functools.partial(_replace_dict, target), node)
+            return
+        saved = dict(zip(_canonical([key for key, _ in entries]), entries, strict=True))
+        name_of = names.namer(target, name, self._look.holds_more_than_tensors, codec.key_text)
+        for key, canonical in zip(list(target), _canonical(list(target)), strict=True):
+            _, child = saved.pop(canonical, (None, _ABSENT))
+            if child is _ABSENT:
+                self._absent(target[key], name_of(key))
+            else:
+                self._place(child, target[key], name_of(key), functools.partial(target.__setitem__, key))
+        for key, child in saved.values():
+            child_name = names.join(name, names.segment(key, codec.key_text))
+            if has_parts(child):
+                self._surplus(child, child_name)
+            elif self._selected(child_name):
+                self._later(functools.partial(target.__setitem__, key), child)
+
+    def _sequence(self, node: Node, target: list[Any], name: str, assign: Assign) -> None:
+        elements = elements_of(node)
+        plain = not has_parts(node) and not any(map(self._has_parts, target))
+        if elements is None:
+            if plain:
+                self._plain(node, target, name, assign)
+            else:
+                self._kind_differs(node, target, name)
+        elif plain:
+            if self._selected(name):
+                self._later(functools.partial(target.__setitem__, slice(None)), elements)
+        else:
+            self._elements(elements, target, name, target.__setitem__)
+            for index, child in enumerate(elements[len(target) :], len(target)):
+                child_name = names.join(name, str(index))
+                if has_parts(child):
+                    self._surplus(child, child_name)
+                elif self._selected(child_name):
+                    self._later(target.append, child)
+
+    def _tuple(self, node: Node, target: tuple[Any, ...], name: str, assign: Assign) -> None:
+        elements = elements_of(node)
+        if not any(map(self._has_parts, target)):
+            self._plain(node, target, name, assign)
+            return
+        if elements is None or len(elements) != len(target):
+            self._kind_differs(node, target, name)
+            return
+        values = list(target)
+        self._elements(elements, target, name, values.__setitem__)
+
+        def rebuild() -> None:
+            if any(new is not old for new, old in zip(values, target, strict=True)):
+                assign(type(target)._make(values) if hasattr(target, "_make") else tuple(values))  # type: ignore[attr-defined]
+
+        self._after.append(rebuild)
+
+    def _elements(self, elements: list[Node], target: Any, name: str, set_item: Callable[[int, Any], None]) -> None:
+        for index, value in enumerate(target):
+            child_name = names.join(name, str(index))
+            if index < len(elements):
+                self._place(elements[index], value, child_name, functools.partial(set_item, index))
+            else:
+                self._absent(value, child_name)
+
+    # Tensors
+
+    def _tensor(self, node: Node, target: Any, name: str) -> None:
+        node = unwrap(node)
+        torch = self._torch
+        if torch is not None and isinstance(target, torch.Tensor) and torch.is_wrapper(target):
+            inner = torch.inner_tensors(target, name)
+            if len(inner) == 1 and inner[0][0] == "":
+                self._tensor(node, inner[0][1], name)
+            elif tag_of(node) != "subclass" or set(node["v"]) != {key for key, _ in inner}:
+                self._kind_differs(node, target, name)
+            else:
+                for key, part in inner:
+                    self._tensor(node["v"][key], part, names.join(name, names.segment(key)))
+            return
+        saved = tensor_name(node)
+        if saved is None:
+            self._kind_differs(node, target, name)
+        elif self._selected(saved):
+            self._write(saved, target)
+
+    def _write(self, saved: str, target: Any) -> None:
+        """The tensor ``saved`` goes into ``target``, directly where its bytes allow it."""
+        info = self.info(saved)
+        torch = self._torch
+        is_torch = torch is not None and isinstance(target, torch.Tensor)
+        memory = torch.memory_of(target, saved) if is_torch else arrays.memory_of(target, saved)
+        if memory.shape != info.shape:
+            self._wrong.append(f"'{saved}' has shape {memory.shape} here and {info.shape} in the checkpoint")
+        elif memory.dtype != info.dtype and not self._cast:
+            self._wrong.append(f"'{saved}' has dtype {memory.dtype} here and {info.dtype} in the checkpoint")
+        elif memory.overlaps_itself or not (is_torch or target.flags.writeable):
+            self._wrong.append(
+                f"'{saved}' cannot be written in place: it is read-only, or an expanded view; give an ordinary tensor"
+            )
+        elif memory.dtype != info.dtype or (
+            torch.must_be_copied_into(target) if is_torch else memory.owner is not target
+        ):
+            self.copies.append((saved, target))
+        else:
+            place = memory[:5]
+            earlier = self._targets.get(place)
+            if earlier is not None and memory.address and self._stored(earlier[0]) != self._stored(saved):
+                logger.warning(
+                    "'%s' and '%s' share their memory here but were saved as two tensors; '%s' is used",
+                    earlier[0],
+                    saved,
+                    saved,
+                )
+            key = place if memory.address else (saved, *place)
+            self._targets[key] = (saved, memory)
+            if is_torch:
+                self._written.append(memory.owner)
+
+    def _stored(self, name: str) -> str:
+        return self.info(name).alias_of or name
+
+    def _build(self, node: Node, like: Any = None, device: Any = None) -> Any:
+        """A new value with new tensors, which the engine fills."""
+
+        def tensor(name: str, is_array: bool) -> Any:
+            info = self.info(name)
+            if is_array or self._torch is None:
+                new = arrays.empty(info.dtype, info.shape, name)
+            else:
+                new = self._torch.empty(info.dtype, info.shape, like, device)
+            self._write(name, new)
+            return new
+
+        return codec.decode(node, tensor, self._allow_pickle)
+
+    # Objects
+
+    def _whole(self, node: Node, name: str) -> bool:
+        """Whether an object that cannot be restored in part is selected."""
+        chosen = [self._selected(part) for part in tensor_names(node) or [name]]
+        if any(chosen) and not all(chosen):
+            raise UsageError(
+                f"only= and exclude= select a part of '{name}', which can only be restored whole: "
+                f"select '{name}' or leave it out"
+            )
+        return all(chosen)
+
+    def _object(self, node: Node, target: Any, name: str) -> None:
+        if self._whole(node, name):
+            state = self._build(node)
+            self._after.append(lambda: _load(target, state, name))
+
+    def _module(self, node: Node, module: Any, name: str) -> None:
+        entries = entries_of(node)
+        if entries is None:
+            self._kind_differs(node, module, name)
+            return
+        saved = dict(zip(_canonical([key for key, _ in entries]), entries, strict=True))
+        for key, tensor, _ in self._torch.module_tensors(module):
+            _, child = saved.pop(key, (None, _ABSENT))
+            if child is _ABSENT:
+                self._absent(tensor, names.join(name, key))
+            else:
+                self._tensor(child, tensor, names.join(name, key))
+        for key, child in saved.values():
+            self._surplus(child, names.join(name, str(key)))
+
+    def _hooked_module(self, node: Node, module: Any, name: str) -> None:
+        """Goes through load_state_dict(), which gets the module's own tensors, already filled, wherever they fit."""
+        entries = entries_of(node)
+        if entries is None:
+            self._kind_differs(node, module, name)
+            return
+        current = module.state_dict()
+        own_key = dict(zip(_canonical(list(current)), current, strict=True))
+        state: dict[str, Any] = {}
+        partial = False
+        for canonical, (key, child) in zip(_canonical([key for key, _ in entries]), entries, strict=True):
+            key = own_key.get(canonical, key)
+            saved = tensor_name(child)
+            if not all(map(self._selected, tensor_names(child) or [names.join(name, str(key))])):
+                partial = True
+            elif saved is not None and self._fits(saved, current.get(key), any_dtype=not self._cast):
+                self._write(saved, current[key])  # which refuses another dtype; load_state_dict() would cast silently
+                state[key] = current[key]
+            else:
+                state[key] = self._build(child)
+        if state or not partial:
+            strict = self._strict and not partial
+            self._after.append(lambda: _load(module, state, name, strict=strict))
+
+    def _fits(self, saved: str, value: Any, any_dtype: bool = False) -> bool:
+        torch = self._torch
+        if not isinstance(value, torch.Tensor) or torch.is_wrapper(value) or torch.must_be_copied_into(value):
+            return False
+        memory = torch.memory_of(value, saved)
+        info = self.info(saved)
+        return memory.shape == info.shape and (any_dtype or memory.dtype == info.dtype) and not memory.overlaps_itself
+
+    def _optimizer(self, node: Node, optimizer: Any, name: str) -> None:
+        """State tensors keep the dtype they were saved with and are written where they will stay."""
+        parts = dict(entries_of(node) or [])
+        states, groups = entries_of(parts.get("state")), elements_of(parts.get("param_groups"))
+        if states is None or groups is None:
+            self._kind_differs(node, optimizer, name)
+            return
+        if not self._whole(node, name):
+            return
+        if tag_of(node) == "object" and node["class"] != class_name(optimizer):
+            logger.warning("'%s' was saved from %s and is restored into %s", name, node["class"], class_name(optimizer))
+        if len(groups) != len(optimizer.param_groups):
+            self._wrong.append(
+                f"'{name}' has {len(optimizer.param_groups)} parameter groups here and {len(groups)} in the checkpoint"
+            )
+            return
+        parameters: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for index, (group_node, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
+            saved_group = dict(entries_of(group_node) or [])
+            numbers = saved_group.pop("params", [])
+            if len(numbers) != len(group["params"]):
+                self._wrong.append(
+                    f"group {index} of '{name}' has {len(group['params'])} parameters here "
+                    f"and {len(numbers)} in the checkpoint"
+                )
+                continue
+            for number, parameter in zip(numbers, group["params"], strict=True):
+                parameters[number] = (parameter, group)
+            for key, child in saved_group.items():
+                value = self._state_value(child, group.get(key), None, None)
+                self._after.append(functools.partial(group.__setitem__, key, value))
+        fresh: dict[Any, Any] = {}
+        for key, child in states:
+            parameter, group = parameters.get(key, (None, {})) if type(key) is int else (None, {})
+            entries = entries_of(child)
+            owner = key if parameter is None else parameter
+            current = optimizer.state.get(owner, {})
+            if entries is None or not isinstance(current, dict):
+                fresh[owner] = self._build(child)
+                continue
+            fresh[owner] = {
+                part: self._state_value(part_node, current.get(part), parameter, self._device(group, part, parameter))
+                for part, part_node in entries
+            }
+
+        def replace() -> None:
+            optimizer.state.clear()
+            optimizer.state.update(fresh)
+
+        self._after.append(replace)
+
+    def _device(self, group: dict[str, Any], key: str, parameter: Any) -> Any:
+        return None if parameter is None else self._torch.state_device(group, key, parameter)
+
+    def _state_value(self, node: Node, current: Any, like: Any, device: Any) -> Any:
+        """One entry of an optimizer: the tensor that is there, if it fits, else a new value."""
+        saved = tensor_name(node)
+        if saved is not None and self._fits(saved, current):
+            self._write(saved, current)
+            return current
+        return self._build(node, like, device)
+
+
+def _load(target: Any, state: Any, name: str, **options: Any) -> None:
+    try:
+        target.load_state_dict(state, **options)
+    except Error:
+        raise
+    except RuntimeError as error:
+        if options:  # torch's way of saying that keys or shapes differ
+            reason = " ".join(str(error).split())
+            raise MismatchError(f"load_state_dict() of '{name}' refused the checkpoint: {reason}") from error
+        raise
+
+
+def _replace_dict(target: Any, value: dict[Any, Any]) -> None:
+    target.clear()
+    target.update(value)
+
+
+def _canonical(keys: list[Any]) -> Iterable[Any]:
+    return names.strip_wrappers(keys) if all(type(key) is str for key in keys) else keys
+
+
+def _list(items: list[str]) -> str:
+    shown = ", ".join(f"'{item}'" for item in items[:_SHOWN])
+    return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"
+
+
+def _kind(node: Node) -> str:
+    tag = tag_of(node)
+    if tag in ("$t", "$a", "subclass"):
+        return "a tensor"
+    if tag == "object":
+        return f"the state of a {node['class']}"
+    if tag is not None:
+        return f"a {tag}"
+    return {dict: "a dict", list: "a list", type(None): "None"}.get(type(node), f"a {type(node).__name__}")

@@ -1,0 +1,192 @@
+"""Reading checkpoints without a model: ``open`` (lazily, tensor by tensor) and ``load`` (the state at once)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from . import _core, codec, names
+from .adapters import arrays
+from .errors import ClosedError, NotFoundError
+from .memory import HOST, Memory
+from .placement import Placement
+from .tree import torch_adapter
+
+
+class TensorInfo(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    alias_of: str  # tied tensors: the name it is stored under
+
+
+class _LostTensor(NotFoundError, KeyError):
+    """What a Mapping must raise for an unknown name."""
+
+
+class Reader(Mapping[str, Any]):
+    """The tensors of one checkpoint by name. Each is read and verified when it is asked for; no lock is taken.
+
+    Tensors come as torch tensors if torch is loaded, else as NumPy arrays. Thread-safe.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> None:
+        self._checkpoint: _core.Checkpoint | None = _core.Checkpoint.open(os.fspath(path), step)
+        contents = self._checkpoint.contents()
+        self._version = contents.version
+        self._tree = contents.tree
+        self._infos = {info.name: info for info in contents.tensors if not info.name.startswith("__slackwater")}
+        self._allow_pickle = allow_pickle
+        self._lock = threading.Lock()
+        self.metadata: dict[str, str] = contents.metadata
+
+    @property
+    def step(self) -> int:
+        return self._version.step
+
+    def info(self, name: str) -> TensorInfo:
+        info = self._find(name)
+        return TensorInfo(info.dtype, tuple(info.shape), info.size_bytes, info.alias_of)
+
+    def tree(self, only: str | Iterable[str] | None = None) -> Any:
+        """The state as it was given to save(): modules and other objects as what their state_dict() gave.
+
+        With ``only``, tensors whose names do not match are left out of their dicts (None in lists).
+        """
+        selected = names.Pattern(only)
+        wanted: dict[str, Any] = {}
+
+        def tensor(name: str, is_array: bool) -> Any:
+            if not selected(name):
+                return _LEFT_OUT
+            if name not in wanted:
+                wanted[name] = self._empty(name, is_array)
+            return wanted[name]
+
+        root = codec.load_tree(self._tree) if self._tree else {name: {"$t": name} for name in self._infos}
+        state = codec.decode(root, tensor, self._allow_pickle)
+        self._read(wanted)
+        return state if selected.everything else _prune(state)
+
+    def close(self) -> None:
+        self._checkpoint = None
+
+    def __getitem__(self, name: str) -> Any:
+        self._find(name)
+        new = self._empty(name, False)
+        self._read({name: new})
+        return new
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._infos
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._infos)
+
+    def __len__(self) -> int:
+        return len(self._infos)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<slackwater.Reader step={self.step} tensors={len(self)}>"
+
+    def _find(self, name: str) -> _core.TensorInfo:
+        info = self._infos.get(name)
+        if info is None:
+            raise _LostTensor(f"the checkpoint of step {self.step} has no tensor '{name}'")
+        return info
+
+    def _empty(self, name: str, is_array: bool) -> Any:
+        info = self._find(name)
+        torch = torch_adapter()
+        if torch is not None and not is_array:
+            return torch.empty(info.dtype, info.shape)
+        return arrays.empty(info.dtype, tuple(info.shape), name)
+
+    def _read(self, wanted: dict[str, Any]) -> None:
+        torch = torch_adapter()
+        targets = []
+        for name, new in wanted.items():
+            info = self._find(name)
+            if torch is not None and isinstance(new, torch.Tensor):
+                memory = torch.memory_of(new, name)
+            else:  # ml_dtypes have names the adapter does not vouch for: say what the file says
+                memory = Memory(info.dtype, tuple(info.shape), None, new.ctypes.data, HOST, new)
+            targets.append(memory.target(name))
+        with self._lock:
+            if self._checkpoint is None:
+                raise ClosedError("this reader is closed")
+            if targets:
+                self._checkpoint.read(targets)
+
+
+_LEFT_OUT: Any = type("_LeftOut", (), {"__repr__": lambda self: "<left out>"})()
+
+
+def _prune(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key in [key for key, item in value.items() if item is _LEFT_OUT]:
+            del value[key]
+        for key, item in value.items():
+            value[key] = _prune(item)
+    elif type(value) in (list, tuple):
+        return type(value)(None if item is _LEFT_OUT else _prune(item) for item in value)
+    return value
+
+
+def open(path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> Reader:
+    """The newest checkpoint of a directory, or that of ``step``, as a lazy mapping from names to tensors."""
+    return Reader(path, step, allow_pickle=allow_pickle)
+
+
+def load(
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    only: str | Iterable[str] | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Any:
+    """The whole state of a checkpoint: nested dicts, lists and plain values, with new tensors."""
+    with Reader(path, step, allow_pickle=allow_pickle) as reader:
+        return reader.tree(only)
+
+
+_COPY_BYTES = 64 << 20  # read aside at once; a single larger tensor is read alone
+
+
+def read_copies(path: str, step: int, placement: Placement) -> None:
+    """Fill the targets of a restore that cannot be written directly (another dtype), a few at a time."""
+    if not placement.copies:
+        return
+    with Reader(path, step) as reader:
+        batch: dict[str, Any] = {}
+        targets: list[tuple[str, Any]] = []
+        pending = 0
+        for name, target in placement.copies:
+            size = reader.info(name).size_bytes
+            if batch and pending + size > _COPY_BYTES:
+                _copy_batch(reader, batch, targets)
+                pending = 0
+            batch.setdefault(name, reader._empty(name, arrays.is_array(target)))
+            targets.append((name, target))
+            pending += size
+        _copy_batch(reader, batch, targets)
+
+
+def _copy_batch(reader: Reader, batch: dict[str, Any], targets: list[tuple[str, Any]]) -> None:
+    reader._read(batch)
+    torch = torch_adapter()
+    for name, target in targets:
+        if arrays.is_array(target):
+            target[...] = batch[name].astype(target.dtype, copy=False)
+        else:
+            torch.copy_into(target, batch[name])
+    batch.clear()
+    targets.clear()

@@ -1,0 +1,202 @@
+"""Session: the engine, the keeper thread and what is in flight: all a Checkpointer owns, with no reference back to it.
+
+Thread rule: save, restore and close belong to one thread; fences may come from any; the keeper thread settles snapshots
+whose fence has not come yet and brings the engine's log to Python. Engine threads never take the GIL.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import _core, lifecycle
+from .errors import ClosedError, Error, TimeoutError
+from .fence_hooks import FencedMethods, register_step_hook
+from .snapshot import Level, Snapshot
+from .tree import Capturer
+
+logger = logging.getLogger("slackwater")
+
+_TIDY_SECONDS = 1.0
+_JOIN_SECONDS = 10.0
+
+
+class Session:
+    def __init__(
+        self, path: str, settings: dict[str, str], *, allow_pickle: bool, raise_errors: bool, stall_timeout: float
+    ) -> None:
+        self.ownership = lifecycle.Ownership(stall_timeout)
+        self.closed = False
+        self.mailbox = _core.Mailbox()
+        self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox)
+        self.methods = FencedMethods()
+        self._capturer = Capturer(allow_pickle)
+        self._raise_errors = raise_errors
+        self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
+        self._unsettled: dict[Snapshot, None] = {}  # every change is one atomic operation
+        self._remove_hook: Callable[[], None] | None = None
+        self._draining = threading.Lock()
+        self._stopping = False
+        self._keeper: threading.Thread | None = None
+        lifecycle.register(self)
+        self.drain_log()
+
+    # Saving
+
+    def save(self, step: int, state: Any, metadata: dict[str, str]) -> Snapshot | None:
+        self.check_open()
+        self._forget_finished()
+        start = time.perf_counter()
+        capture = self._capturer.capture(state)
+        flatten_seconds = time.perf_counter() - start - capture.user_seconds
+        if capture.has_torch and self._remove_hook is None:
+            self._remove_hook = register_step_hook(self)
+        core = self.engine.save(step, capture.structure, capture.addresses, capture.tree, metadata, capture.held)
+        if core is None:
+            self.drain_log()
+            return None
+        snapshot = Snapshot(
+            core, capture, self.ownership, self._capturer.torn_names.add, time.perf_counter() - start, flatten_seconds
+        )
+        self._in_flight.append(snapshot)
+        self._unsettled[snapshot] = None
+        self._wake_keeper()
+        self.drain_log()
+        return snapshot
+
+    def _forget_finished(self) -> None:
+        failed = None
+        remaining = []
+        for snapshot in self._in_flight:
+            if not snapshot._finished:
+                remaining.append(snapshot)
+            elif failed is None:
+                failed = snapshot.error
+        self._in_flight = remaining
+        if failed is not None and self._raise_errors:
+            raise failed
+
+    # Fences
+
+    def fence(self) -> None:
+        for snapshot in list(self._unsettled):
+            snapshot.fence()
+            self._unsettled.pop(snapshot, None)
+
+    def fence_quietly(self) -> None:
+        """For hooks: training goes on, whatever happens here."""
+        if self.ownership.disowned or not self._unsettled:
+            return
+        try:
+            self.fence()
+        except Exception:
+            logger.exception("the fence failed; the snapshots in flight may be lost, training goes on")
+
+    # Waiting
+
+    def wait(self, level: Level, timeout: float | None) -> None:
+        self.check_open()
+        left = self._wait_in_flight(level, timeout)
+        self.drain_log()
+        self.engine.wait(level, left)  # nothing is missing: only an error not yet reported can come out
+
+    def _wait_in_flight(self, level: Level, timeout: float | None) -> float | None:
+        """Until each has reached the level or failed; TimeoutError names what is missing.
+
+        Returns the time left for the engine to tidy up, which is never quite 0.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for snapshot in list(self._in_flight):
+            try:
+                snapshot.wait(level, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except Error:
+                if not snapshot._core.progress().failed:
+                    raise
+        return None if deadline is None else max(_TIDY_SECONDS, deadline - time.monotonic())
+
+    def settle_all(self) -> None:
+        for snapshot in list(self._unsettled):
+            snapshot._core.wait_released()
+            snapshot._settle()
+            self._unsettled.pop(snapshot, None)
+
+    # Closing
+
+    def close(self, timeout: float | None) -> None:
+        if self.ownership.disowned or self.closed:
+            return
+        try:
+            left = self._wait_in_flight("committed", timeout)
+        except TimeoutError:
+            left = 0.0
+        except BaseException as interrupt:  # Ctrl-C: what is in flight is given up
+            try:
+                self._shut_down(0.0)
+            except Error as error:
+                interrupt.add_note(f"slackwater: {error}")
+            raise
+        self._shut_down(left)
+
+    def _shut_down(self, timeout: float | None) -> None:
+        self.closed = True
+        lifecycle.forget(self)
+        if self._remove_hook is not None:
+            self._remove_hook()
+        self.methods.unwrap_all()
+        try:
+            self.engine.close(timeout)
+        finally:
+            self._stopping = True
+            self.mailbox.poke()
+            if self._keeper is not None and self._keeper is not threading.current_thread():
+                self._keeper.join(_JOIN_SECONDS)  # it hangs only with the storage; the process may end without it
+            self.drain_log()
+
+    def close_quietly(self, timeout: float | None) -> None:
+        try:
+            self.close(timeout)
+        except Exception as error:
+            logger.error("closing the checkpointer: %s", error)
+
+    def check_owner(self) -> None:
+        if self.ownership.disowned:
+            raise ClosedError(
+                "this checkpointer belongs to the parent process; a forked child can neither save nor restore with it"
+            )
+
+    def check_open(self) -> None:
+        self.check_owner()
+        if self.closed:
+            raise ClosedError("this checkpointer is closed; make a new one to go on saving")
+        self.drain_log()
+
+    # The keeper thread
+
+    def _wake_keeper(self) -> None:
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
+            self._keeper.start()
+        self.mailbox.poke()
+
+    def _keep(self) -> None:
+        while not self._stopping:
+            self.mailbox.wait()
+            try:
+                self.settle_all()
+                self.drain_log()
+            except Exception:
+                logger.exception("the keeper thread met an error; it goes on")
+
+    def drain_log(self) -> None:
+        """The engine's log lines go to Python's logging; objects it no longer reads are dropped, on a Python thread."""
+        if not self._draining.acquire(blocking=False):
+            return  # whoever is at it takes the rest along
+        try:
+            while lines := self.mailbox.collect():
+                for level, line in lines:
+                    logger.log(level, "%s", line)
+        finally:
+            self._draining.release()

@@ -1,0 +1,259 @@
+"""A state taken apart: names and memory of its tensors, and the tree of everything else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from . import _core, codec, names
+from .adapters import arrays
+from .codec import Node
+from .errors import UsageError
+from .memory import SMALL_BYTES, Memory
+
+
+def torch_adapter() -> Any:
+    """The module that knows torch, or None while torch is not loaded."""
+    if sys.modules.get("torch") is None:
+        return None
+    from .adapters import torch_state
+
+    return torch_state
+
+
+def class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+class Flattener(codec.Encoder):
+    """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways."""
+
+    def __init__(self, allow_pickle: bool = False) -> None:
+        super().__init__(allow_pickle)
+        self.torch_names: list[str] = []
+        self.torch_tensors: list[Any] = []
+        self.torch_volatile: list[bool] = []
+        self.array_names: list[str] = []
+        self.array_memories: list[Memory] = []
+        self.array_volatile: list[bool] = []
+        self.user_seconds = 0.0  # spent in state_dict() of the caller's objects
+        self._torch = torch_adapter()
+        self._plain_tensors: frozenset[type] = self._torch.PLAIN_TYPES if self._torch else frozenset()
+        self._stands_still = False  # below an optimizer's state
+
+    def flatten(self, state: Any) -> Node:
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"the state is a {type(state).__name__}; give a dict such as {{'model': model, 'optim': optim}}"
+            )
+        try:
+            return self.mapping(state, "")
+        except RecursionError:
+            raise UsageError(
+                "the state is nested too deeply; flatten what is deeper than a few hundred levels"
+            ) from None
+
+    # What codec.Encoder asks for
+
+    def encode(self, value: Any, name: str) -> Node:
+        if type(value) in self._plain_tensors:
+            return self._plain_tensor(value, name, self._stands_still, False)
+        return super().encode(value, name)
+
+    def is_tensor(self, value: Any) -> bool:
+        if self._torch is not None and isinstance(value, self._torch.Tensor):
+            return True
+        return arrays.is_array(value) or (arrays.is_dlpack(value) and not hasattr(value, "state_dict"))
+
+    def other(self, value: Any, name: str) -> Node:
+        torch = self._torch
+        if torch is not None:
+            if isinstance(value, torch.Tensor):
+                return self._tensor(value, name, self._stands_still)
+            if isinstance(value, torch.Module):
+                return self._module(value, name)
+            if isinstance(value, torch.Optimizer) and torch.is_plain_optimizer(value):
+                return self._optimizer(value, name)
+        if arrays.is_array(value):
+            return self._array(value, name)
+        if isinstance(value, type):
+            return super().other(value, name)
+        if callable(getattr(value, "state_dict", None)):
+            return self._object(value, name, self._state_dict(value))
+        np = sys.modules.get("numpy")
+        if arrays.is_dlpack(value) and not (np is not None and isinstance(value, np.generic)):
+            array = arrays.to_array(value, name)
+            if torch is not None and isinstance(array, torch.Tensor):
+                return self._tensor(array, name, self._stands_still)
+            return self._array(array, name)
+        return super().other(value, name)
+
+    # Leaves
+
+    def _tensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool = False) -> Node:
+        if self._torch.is_wrapper(tensor):
+            inner = self._torch.inner_tensors(tensor, name)
+            if len(inner) == 1 and inner[0][0] == "":
+                return self._tensor(inner[0][1], name, stands_still, volatile)
+            nodes = {
+                key: self._tensor(part, names.join(name, names.segment(key)), stands_still, volatile)
+                for key, part in inner
+            }
+            return {"$": "subclass", "class": class_name(tensor), "v": nodes}
+        return self._plain_tensor(tensor, name, stands_still, volatile)
+
+    def _plain_tensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool) -> Node:
+        self.torch_names.append(name)
+        self.torch_tensors.append(tensor)
+        self.torch_volatile.append(volatile or (not stands_still and tensor.numel() * tensor.itemsize <= SMALL_BYTES))
+        return {"$t": name}
+
+    def _array(self, array: Any, name: str) -> Node:
+        memory = arrays.memory_of(array, name)
+        self.array_names.append(name)
+        self.array_memories.append(memory)
+        self.array_volatile.append(array.nbytes <= SMALL_BYTES)
+        return {"$a": name}
+
+    # Objects
+
+    def _state_dict(self, value: Any) -> Any:
+        start = time.perf_counter()
+        state = value.state_dict()
+        self.user_seconds += time.perf_counter() - start
+        return state
+
+    def _object(self, value: Any, name: str, state: Any, of: str = "object") -> Node:
+        return {"$": "object", "of": of, "class": class_name(value), "v": self.encode(state, name)}
+
+    def _module(self, module: Any, name: str) -> Node:
+        torch = self._torch
+        if not torch.is_plain_module(module):
+            return self._hooked_module(module, name)
+        nodes = {}
+        for key, tensor, is_buffer in torch.module_tensors(module):
+            nodes[key] = self._tensor(tensor, names.join(name, key), not is_buffer, is_buffer)
+        return {"$": "object", "of": "module", "class": class_name(module), "v": nodes}
+
+    def _hooked_module(self, module: Any, name: str) -> Node:
+        state = self._state_dict(module)
+        keys = names.strip_wrappers(list(state)) if all(type(key) is str for key in state) else list(state)
+        first = len(self.torch_tensors)
+        node = self._object(module, name, dict(zip(keys, state.values(), strict=True)), "module")
+        # state_dict() hands out detached tensors: buffers are known by their memory.
+        buffers = self._torch.storages(module.buffers())
+        for index, storage in enumerate(self._torch.storages(self.torch_tensors[first:]) if buffers else (), first):
+            if storage in buffers:
+                self.torch_volatile[index] = True
+        return node
+
+    def _optimizer(self, optimizer: Any, name: str) -> Node:
+        state, groups = self._torch.optimizer_state(optimizer)
+        outer = self._stands_still
+        self._stands_still = True
+        state_node = self.encode(state, names.join(name, "state"))
+        self._stands_still = outer
+        first = len(self.torch_tensors)
+        groups_node = self.encode(groups, names.join(name, "param_groups"))
+        # A learning rate kept in a tensor is changed by schedulers, with no optimizer step in between.
+        self.torch_volatile[first:] = [True] * (len(self.torch_tensors) - first)
+        return {
+            "$": "object",
+            "of": "optimizer",
+            "class": class_name(optimizer),
+            "v": {"state": state_node, "param_groups": groups_node},
+        }
+
+
+class Capture:
+    """One state, ready for the engine. Holds every source until it is dropped."""
+
+    __slots__ = ("addresses", "has_torch", "held", "lazy", "names", "structure", "tree", "user_seconds", "versions")
+
+    def __init__(self) -> None:
+        self.structure: _core.Structure
+        self.addresses: list[int] = []
+        self.tree = b""
+        self.held: list[Any] = []
+        self.has_torch = False
+        self.names: list[str] = []
+        self.lazy: list[Any] = []  # torch tensors whose _version is to be compared
+        self.versions: list[int] = []
+        self.user_seconds = 0.0
+
+
+class Capturer:
+    """Takes states, one after the other. The constant part is kept from save to save and compared, never trusted."""
+
+    def __init__(self, allow_pickle: bool) -> None:
+        self._allow_pickle = allow_pickle
+        self._key: tuple[Any, ...] | None = None
+        self._structure: _core.Structure | None = None
+        self.torn_names: set[str] = set()  # captured at once from now on; the engine keeps the same set
+
+    def capture(self, state: Any) -> Capture:
+        flat = Flattener(self._allow_pickle)
+        node = flat.flatten(state)
+        result = Capture()
+        result.user_seconds = flat.user_seconds
+        result.tree = codec.dump_tree(node)
+        volatile = flat.torch_volatile
+        if self.torn_names:
+            volatile = [flag or name in self.torn_names for flag, name in zip(volatile, flat.torch_names, strict=True)]
+        dtypes: list[Any] = []
+        shapes: list[Any] = []
+        strides: list[Any] = []
+        devices: list[int] = []
+        if flat.torch_tensors:
+            torch = flat._torch
+            result.has_torch = True
+            result.held, dtypes, shapes, strides, devices, result.addresses = torch.capture(
+                flat.torch_tensors, flat.torch_names
+            )
+            result.names = [name for name, flag in zip(flat.torch_names, volatile, strict=True) if not flag]
+            result.lazy = [tensor for tensor, flag in zip(result.held, volatile, strict=True) if not flag]
+            result.versions = torch.versions(result.lazy)
+        memories = flat.array_memories
+        key = (
+            flat.torch_names,
+            volatile,
+            dtypes,
+            shapes,
+            strides,
+            devices,
+            flat.array_names,
+            flat.array_volatile,
+            [m[:3] for m in memories],
+        )
+        if key != self._key:
+            self._structure = self._build(flat, volatile, dtypes, shapes, strides, devices)
+            self._key = key
+        result.held.extend(memory.owner for memory in memories)
+        result.addresses.extend(memory.address for memory in memories)
+        assert self._structure is not None
+        result.structure = self._structure
+        return result
+
+    @staticmethod
+    def _build(
+        flat: Flattener,
+        volatile: list[bool],
+        dtypes: list[Any],
+        shapes: list[Any],
+        strides: list[Any],
+        devices: list[int],
+    ) -> _core.Structure:
+        memories = flat.array_memories
+        dtype_names = [
+            flat._torch.dtype_name(dtype, name) for dtype, name in zip(dtypes, flat.torch_names, strict=True)
+        ]
+        return _core.Structure(
+            flat.torch_names + flat.array_names,
+            dtype_names + [memory.dtype for memory in memories],
+            shapes + [memory.shape for memory in memories],
+            strides + [memory.strides for memory in memories],
+            volatile + flat.array_volatile,
+            devices + [memory.device for memory in memories],
+        )

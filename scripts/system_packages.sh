@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Installs the Debian or Ubuntu packages Slackwater is built with; does nothing, and needs no network, when they are there.
+#   scripts/system_packages.sh [build|lint] [python]
+set -euo pipefail
+
+group=${1:-build}
+python=${2:-python3}
+
+case $group in
+  build)
+    packages=(g++ cmake ninja-build ccache pkg-config
+      libfmt-dev nlohmann-json3-dev libxxhash-dev liburing-dev libcli11-dev
+      libgtest-dev libgmock-dev libbenchmark-dev)
+    # Only a system Python takes its headers and venv from packages; pyenv, conda and uv bring their own.
+    command -v "$python" >/dev/null || packages+=(python3)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+    "$python" -c 'import os, sysconfig
+os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' 2>/dev/null || packages+=(python3-dev)
+    ;;
+  lint) packages=(clang-format-19 clang-tidy-19) ;;
+  *) echo "system_packages.sh: unknown group '$group' (build or lint)" >&2; exit 2 ;;
+esac
+
+if ! command -v dpkg-query >/dev/null; then
+  echo "make: this is not Debian or Ubuntu; the build needs what these packages hold: ${packages[*]}" >&2
+  exit 0
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ $status == installed ]] || missing+=("$package")
+done
+((${#missing[@]})) || exit 0
+
+echo "Installing: ${missing[*]}"
+as_root=()
+if ((EUID != 0)); then
+  command -v sudo >/dev/null || { echo "make: missing packages, and no sudo to install them: ${missing[*]}" >&2; exit 1; }
+  as_root=(sudo)
+fi
+export DEBIAN_FRONTEND=noninteractive
+install=("${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}")
+# The package lists may be absent or stale: refresh them once, when the first try fails.
+"${install[@]}" >/dev/null 2>&1 || { "${as_root[@]}" apt-get update -qq && "${install[@]}"; }

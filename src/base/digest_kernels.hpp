@@ -1,0 +1,22 @@
+// The XXH3 loops behind digest.hpp, one translation unit an instruction set. Plain C types only: a standard inline function
+// instantiated in the AVX2 unit could be the copy the linker keeps for all, and then fault on older machines.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace slackwater::kernels {
+
+struct Wide {
+  std::uint64_t high;
+  std::uint64_t low;
+};
+
+std::uint64_t xxh3_64_portable(const void* bytes, std::size_t size);
+Wide xxh3_128_portable(const void* bytes, std::size_t size);
+
+// Only on x86-64, and only where the processor has AVX2.
+std::uint64_t xxh3_64_avx2(const void* bytes, std::size_t size);
+Wide xxh3_128_avx2(const void* bytes, std::size_t size);
+
+}  // namespace slackwater::kernels

@@ -1,0 +1,37 @@
+#include "base/thread.hpp"
+
+#include <pthread.h>
+#include <signal.h>
+
+namespace slackwater {
+namespace {
+
+// A new thread inherits the mask of its creator: block here, restore afterwards. Faults stay unblocked: a fault while its
+// signal is blocked kills the process without the trainer's crash handler.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (const int fault : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&blocked, fault);
+    pthread_sigmask(SIG_SETMASK, &blocked, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+std::jthread start_thread(std::string name, std::function<void(std::stop_token)> body) {
+  const SignalsBlocked blocked;
+  return std::jthread([name = std::move(name), body = std::move(body)](std::stop_token stop) {
+    pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+    body(std::move(stop));
+  });
+}
+
+}  // namespace slackwater

@@ -1,0 +1,51 @@
+#include "cli/json_output.hpp"
+
+#include "cli/text.hpp"
+
+namespace slackwater::cli {
+
+std::string_view state_name(VersionState state) {
+  switch (state) {
+    case VersionState::kCounts: return "counts";
+    case VersionState::kSuperseded: return "superseded";
+    case VersionState::kAborted: return "aborted";
+    case VersionState::kUndecided: return "undecided";
+    case VersionState::kUnreadable: return "unreadable";
+  }
+  return "unknown";
+}
+
+OrderedJson version_json(const VersionInfo& version) {
+  return {{"step", version.step},
+          {"attempt", version.attempt},
+          {"directory", version.directory},
+          {"world", version.world},
+          {"size_bytes", version.size_bytes},
+          {"tensor_count", version.tensor_count},
+          {"created_unix_ms", version.created_unix_ms},
+          {"created", utc_time(version.created_unix_ms)},
+          {"pinned", version.pinned}};
+}
+
+OrderedJson tensor_json(const TensorInfo& tensor, const Checkpoint& checkpoint) {
+  OrderedJson json{{"name", tensor.name},
+                   {"dtype", std::string(dtype_name(tensor.dtype))},
+                   {"shape", tensor.shape},
+                   {"size_bytes", tensor.size_bytes},
+                   {"file", checkpoint.files()[tensor.file].name},
+                   {"offset", tensor.offset}};
+  if (!tensor.alias_of.empty()) json["alias_of"] = tensor.alias_of;
+  return json;
+}
+
+OrderedJson damage_json(const Damage& damage) {
+  return {{"file", damage.file},
+          {"offset", damage.offset},
+          {"size_bytes", damage.size_bytes},
+          {"tensors", damage.tensors},
+          {"what", damage.what}};
+}
+
+std::string dump(const OrderedJson& json) { return json.dump(-1, ' ', true, OrderedJson::error_handler_t::replace); }
+
+}  // namespace slackwater::cli

@@ -1,0 +1,110 @@
+#include "cli/location.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/text.hpp"
+#include "commit/names.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return stdfs::exists(path, ignored);
+}
+
+bool is_slackwater_directory(const stdfs::path& path) {
+  std::error_code ignored;
+  return stdfs::is_directory(path / kControlDirectory, ignored);
+}
+
+// What the user may have meant by a directory that holds no checkpoints.
+std::string guess(const std::string& directory) {
+  const stdfs::path path = stdfs::path(directory).lexically_normal();
+  const stdfs::path name = path.has_filename() ? path.filename() : path.parent_path().filename();
+  const stdfs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  if (const auto version = parse_version_directory(name.string());
+      version && is_slackwater_directory(parent.empty() ? "." : parent))
+    return fmt::format("this is one version; name it as {}@{}", parent.empty() ? "." : parent.string(), version->step);
+
+  constexpr std::size_t kNamed = 3;
+  std::vector<std::string> children;
+  std::error_code error;
+  for (stdfs::directory_iterator entry(path, error), end; !error && entry != end && children.size() < kNamed;
+       entry.increment(error))
+    if (is_slackwater_directory(entry->path())) children.push_back(entry->path().string());
+  if (!children.empty()) {
+    std::ranges::sort(children);
+    return fmt::format("did you mean {}?", fmt::join(children, " or "));
+  }
+  return "give the directory the trainer saves to; it holds a folder .slackwater after the first save";
+}
+
+}  // namespace
+
+void print_error(const Error& error) { print_problem("error", error.to_string()); }
+
+Location parse_location(const std::string& text) {
+  const std::size_t at = text.rfind('@');
+  if (at == std::string::npos || at == 0 || exists(text)) return {text, std::nullopt};
+  std::uint64_t step = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data() + at + 1, end, step);
+  if (error != std::errc() || stopped != end) return {text, std::nullopt};
+  return {text.substr(0, at), step};
+}
+
+std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory) {
+  auto catalog = scan_catalog(fs, directory);
+  if (!catalog) {
+    print_error(catalog.error());
+    if (catalog.error().kind == ErrorKind::kNotFound)
+      print_problem("hint", "is the path right? Nothing of that name is here");
+    return std::nullopt;
+  }
+  if (catalog->entries.empty() && !is_slackwater_directory(directory)) {
+    print_problem("error", fmt::format("this is not a Slackwater directory: {}", directory));
+    print_problem("hint", guess(directory));
+    return std::nullopt;
+  }
+  for (const std::string& warning : catalog->warnings) print_problem("warning", warning);
+  return std::move(*catalog);
+}
+
+std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location& location) {
+  const std::vector<VersionInfo> counting = catalog.counting();
+  if (!location.step && !counting.empty()) return counting.back();
+  for (const VersionInfo& version : counting)
+    if (version.step == location.step) return version;
+
+  if (!location.step) {
+    print_problem("error", fmt::format("there is no committed checkpoint in {}", location.directory));
+    if (!catalog.entries.empty())
+      print_problem("hint", fmt::format("slackwater ls --all {} shows what is there", location.directory));
+    return std::nullopt;
+  }
+  print_problem("error", fmt::format("there is no checkpoint of step {} in {}", *location.step, location.directory));
+  for (const CatalogEntry& entry : catalog.entries)
+    if (entry.name.step == *location.step && entry.error) print_error(*entry.error);
+  constexpr std::size_t kNamed = 10;
+  std::vector<std::uint64_t> steps;
+  for (auto version = counting.rbegin(); version != counting.rend() && steps.size() < kNamed; ++version)
+    steps.push_back(version->step);
+  if (steps.empty()) {
+    print_problem("hint", "no step is committed here");
+  } else {
+    print_problem("hint", fmt::format("there {} {}{}", counting.size() == 1 ? "is only step" : "are steps",
+                                      fmt::join(steps, ", "), steps.size() < counting.size() ? ", ..." : ""));
+  }
+  return std::nullopt;
+}
+
+}  // namespace slackwater::cli

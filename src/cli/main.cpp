@@ -1,0 +1,61 @@
+// slackwater: looks at checkpoint directories. Reads only, takes no lock, may run beside a trainer.
+#include <cstdio>
+#include <exception>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr const char* kFooter = R"(
+Examples:
+  slackwater ls runs/gpt                        which steps are there
+  slackwater show runs/gpt                      what the newest checkpoint holds
+  slackwater show runs/gpt@42 'model.*.weight'  some tensors of step 42
+  slackwater verify runs/gpt                    read every byte of every checkpoint
+  slackwater verify runs/gpt@42 --json          the same for one, for programs
+
+Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage or nothing readable there.)";
+
+int run(int argc, char** argv) {
+  CLI::App parser("Looks at Slackwater checkpoints: lists, shows and verifies them. Never changes anything.",
+                  "slackwater");
+  parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
+  parser.footer(kFooter);
+  parser.require_subcommand(1);
+  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser)};
+  try {
+    parser.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return parser.exit(error);  // --help, --version
+    print_problem("error", error.what());
+    print_problem("hint", "slackwater --help shows the verbs with examples, slackwater VERB --help one of them");
+    return kFailed;
+  }
+  for (const Verb& verb : verbs)
+    if (verb.parser->parsed()) return verb.run();
+  return kFailed;
+}
+
+}  // namespace
+}  // namespace slackwater::cli
+
+int main(int argc, char** argv) {
+  using namespace slackwater::cli;
+  int code = kFailed;
+  try {
+    code = run(argc, argv);
+  } catch (const std::exception& error) {  // of the libraries: out of memory, stdout gone
+    print_problem("error", error.what());
+    return kFailed;
+  }
+  if (std::fflush(stdout) != 0) {
+    print_problem("error", "cannot write to stdout");
+    return kFailed;
+  }
+  return code;
+}

@@ -1,0 +1,176 @@
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/units.hpp"
+#include "cli/json_layout.hpp"
+#include "cli/json_output.hpp"
+#include "cli/location.hpp"
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+#include "restore/checkpoint_reader.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
+
+constexpr const char* kFooter = R"(
+PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
+The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
+
+Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata, tensors [name, dtype, shape, size_bytes, file,
+offset, alias_of (tied ones)], totals [tensors, size_bytes (tied ones counted once)], tree (null with PATTERN).
+
+Examples:
+  slackwater show runs/gpt
+  slackwater show runs/gpt@42 'model.*.bias'
+  slackwater show runs/gpt --tree)";
+
+struct Arguments {
+  std::string location;
+  std::string pattern;
+  bool tree = false;
+  bool json = false;
+};
+
+struct Totals {
+  std::uint64_t tensors = 0;
+  std::uint64_t size_bytes = 0;
+};
+
+// Python's fnmatch has no escapes either: one syntax for both.
+bool matches(const std::string& pattern, const std::string& name) {
+  return pattern.empty() || fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+}
+
+bool is_json(const std::string& text) { return OrderedJson::accept(text); }
+
+template <class Visit>
+Totals for_each_match(const Checkpoint& checkpoint, const std::string& pattern, const Visit& visit) {
+  Totals totals;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (!matches(pattern, tensor.name)) continue;
+    ++totals.tensors;
+    if (tensor.alias_of.empty()) totals.size_bytes += tensor.size_bytes;
+    visit(tensor);
+  }
+  return totals;
+}
+
+// Written piece by piece: 100,000 tensors as one JSON value would cost far more memory than the checkpoint's own list of them.
+void print_json(const Arguments& arguments, const Location& location, const Checkpoint& checkpoint) {
+  OrderedJson files = OrderedJson::array();
+  for (const FileInfoOnTier& file : checkpoint.files())
+    files.push_back({{"name", file.name}, {"rank", file.rank}, {"size_bytes", file.size_bytes}});
+  fmt::print("{{\"directory\":{},\n\"version\":{},\n\"files\":{},\n\"metadata\":{},\n\"tensors\":[",
+             dump(location.directory), dump(version_json(checkpoint.version())), dump(files),
+             dump(OrderedJson(checkpoint.metadata())));
+  const char* separator = "\n";
+  const Totals totals = for_each_match(checkpoint, arguments.pattern, [&](const TensorInfo& tensor) {
+    fmt::print("{}{}", separator, dump(tensor_json(tensor, checkpoint)));
+    separator = ",\n";
+  });
+  fmt::print("],\n\"totals\":{},\n\"tree\":", dump({{"tensors", totals.tensors}, {"size_bytes", totals.size_bytes}}));
+  if (!arguments.pattern.empty() || checkpoint.tree().empty())
+    fmt::print("null");
+  else if (is_json(checkpoint.tree()))
+    fmt::print("{}", checkpoint.tree());
+  else
+    fmt::print("{}", dump(checkpoint.tree()));
+  fmt::print("}}\n");
+}
+
+void print_tree(const std::string& tree, std::size_t max_lines, std::string_view indent) {
+  std::size_t lines = 0;
+  const auto on_line = [&](std::string_view line) {
+    if (lines++ < max_lines) fmt::print("{}{}\n", indent, line);
+  };
+  if (is_json(tree))
+    layout_json(tree, on_line);
+  else
+    on_line(escape_controls(tree));  // C++ programs may keep anything there
+  if (lines > max_lines)
+    fmt::print("{}... {}; --tree prints all of it\n", indent, plural(lines - max_lines, "more line"));
+}
+
+void print_text(const Arguments& arguments, const Checkpoint& checkpoint) {
+  const VersionInfo& version = checkpoint.version();
+  fmt::print("step {}, attempt {}, committed {}, {} in {}{}\n", version.step, version.attempt,
+             local_time(version.created_unix_ms), format_bytes(version.size_bytes),
+             plural(checkpoint.files().size(), "file"), version.pinned ? ", pinned" : "");
+  if (!checkpoint.metadata().empty()) {
+    fmt::print("\nmetadata\n");
+    for (const auto& [key, value] : checkpoint.metadata())
+      fmt::print("  {} = {}\n", escape_controls(key), escape_controls(value));
+  }
+  using enum Table::Align;
+  Table table({kLeft, kLeft, kRight, kLeft});
+  const Totals totals = for_each_match(checkpoint, arguments.pattern, [&](const TensorInfo& tensor) {
+    std::string name = escape_controls(tensor.name);
+    if (!tensor.alias_of.empty()) name += fmt::format(" (tied to {})", escape_controls(tensor.alias_of));
+    table.add({std::string(dtype_name(tensor.dtype)), shape_text(tensor.shape), format_bytes(tensor.size_bytes),
+               std::move(name)});
+  });
+  if (totals.tensors > 0) fmt::print("\ntensors\n");
+  table.print(stdout, "  ");
+  fmt::print("\n{}, {}", plural(totals.tensors, "tensor"), format_bytes(totals.size_bytes));
+  if (!arguments.pattern.empty()) fmt::print(" (of {})", plural(checkpoint.tensors().size(), "tensor"));
+  fmt::print("\n");
+  if (!arguments.pattern.empty() || checkpoint.tree().empty()) return;
+  fmt::print("\ntree\n");
+  print_tree(checkpoint.tree(), kTreeLines, "  ");
+}
+
+int run(const Arguments& arguments) {
+  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  const Location location = parse_location(arguments.location);
+  const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
+  if (!catalog) return kFailed;
+  const std::optional<VersionInfo> version = choose_version(*catalog, location);
+  if (!version) return kFailed;
+  const auto checkpoint = open_version({.fs = fs.get()}, location.directory, *version, {});
+  if (!checkpoint) {
+    print_error(checkpoint.error());
+    if (checkpoint.error().kind != ErrorKind::kCorrupt) return kFailed;
+    print_problem("hint", fmt::format("slackwater verify {}@{} names everything that is damaged", location.directory,
+                                      version->step));
+    return kDamaged;
+  }
+  if (arguments.tree) {
+    if (arguments.json)
+      fmt::print("{}\n", is_json(checkpoint->tree()) ? checkpoint->tree() : dump(checkpoint->tree()));
+    else
+      print_tree(checkpoint->tree(), SIZE_MAX, "");
+  } else if (arguments.json) {
+    print_json(arguments, location, *checkpoint);
+  } else {
+    print_text(arguments, *checkpoint);
+  }
+  const bool nothing_matched = !arguments.pattern.empty() && !arguments.tree &&
+                               std::ranges::none_of(checkpoint->tensors(), [&](const TensorInfo& tensor) {
+                                 return matches(arguments.pattern, tensor.name);
+                               });
+  if (nothing_matched) print_problem("note", fmt::format("no tensor matches '{}'", arguments.pattern));
+  return kFine;
+}
+
+}  // namespace
+
+Verb add_show(CLI::App& parser) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* verb = parser.add_subcommand("show", "Show what a checkpoint holds: tensors, metadata, tree");
+  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: the newest)")->required();
+  CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors whose names match this glob");
+  verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);
+  verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  verb->footer(kFooter);
+  return {verb, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace slackwater::cli

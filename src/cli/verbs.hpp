@@ -1,0 +1,22 @@
+// The verbs of the command line, one file each. A verb is added to the parser and run when it was chosen.
+// Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 usage error or nothing readable there.
+#pragma once
+
+#include <functional>
+
+#include <CLI/CLI.hpp>
+
+namespace slackwater::cli {
+
+enum ExitCode : int { kFine = 0, kDamaged = 1, kFailed = 2 };
+
+struct Verb {
+  CLI::App* parser = nullptr;  // owned by the parser it was added to
+  std::function<int()> run;
+};
+
+[[nodiscard]] Verb add_ls(CLI::App& parser);
+[[nodiscard]] Verb add_show(CLI::App& parser);
+[[nodiscard]] Verb add_verify(CLI::App& parser);
+
+}  // namespace slackwater::cli

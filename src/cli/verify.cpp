@@ -1,0 +1,158 @@
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/units.hpp"
+#include "cli/json_output.hpp"
+#include "cli/location.hpp"
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+#include "restore/checkpoint_reader.hpp"
+#include "restore/version_contents.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr const char* kFooter = R"(
+Without @STEP: every version that counts, and those whose manifest cannot be read. Damage is named by file, offset and tensors; the rest
+goes on being read. Exit code 1 if anything is damaged.
+
+Keys of --json: directory, ok, versions [step, attempt, directory, ok, bytes_read, seconds, damages [file, offset, size_bytes, tensors,
+what], error (when it could not be verified at all)].
+
+Examples:
+  slackwater verify runs/gpt
+  slackwater verify runs/gpt@42 --json | jq '.versions[].damages')";
+
+constexpr std::size_t kTensorsNamed = 8;
+
+struct Arguments {
+  std::string location;
+  bool json = false;
+};
+
+// One line on the terminal that is rewritten; gone when it is destroyed. Nothing where stderr is not a terminal.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::uint64_t step) : step_(step), shown_(isatty(STDERR_FILENO) == 1) {}
+  ~ProgressBar() {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+  }
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void update(std::uint64_t done, std::uint64_t total) const {
+    if (!shown_ || total == 0) return;
+    constexpr std::size_t kWidth = 30;
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    const auto filled = static_cast<std::size_t>(share * kWidth);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+    fmt::print(stderr, "\r\033[Kstep {} [{}{}] {:3.0f} % of {}, {}", step_, std::string(filled, '#'),
+               std::string(kWidth - filled, '.'), share * 100, format_bytes(total), rate_text(done, seconds));
+    std::fflush(stderr);
+  }
+
+ private:
+  const std::uint64_t step_;
+  const bool shown_;
+  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+};
+
+void print_damage(const Damage& damage) {
+  std::string where = escape_controls(damage.file);
+  if (damage.size_bytes > 0) where += fmt::format(", {} at offset {}", format_bytes(damage.size_bytes), damage.offset);
+  fmt::print("  {}: {}\n", where, escape_controls(damage.what));
+  if (!damage.tensors.empty())
+    fmt::print("    holds: {}\n", escape_controls(join_names(damage.tensors, kTensorsNamed)));
+}
+
+void print_report(const VersionName& version, const VerifyReport& report) {
+  if (report.damages.empty()) {
+    fmt::print("step {}: fine, {} in {} ({})\n", version.step, format_bytes(report.bytes_read),
+               format_seconds(report.seconds), rate_text(report.bytes_read, report.seconds));
+    return;
+  }
+  fmt::print("step {}: DAMAGED\n", version.step);
+  for (const Damage& damage : report.damages) print_damage(damage);
+}
+
+std::vector<VersionName> choose(const Catalog& catalog, const Location& location) {
+  std::vector<VersionName> chosen;
+  for (const CatalogEntry& entry : catalog.entries) {
+    const bool wanted = !location.step || entry.name.step == *location.step;
+    const bool promised =
+        entry.state == VersionState::kCounts || (entry.state == VersionState::kUnreadable && entry.current);
+    if (wanted && promised) chosen.push_back(entry.name);
+  }
+  return chosen;
+}
+
+int run(const Arguments& arguments) {
+  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  const Location location = parse_location(arguments.location);
+  const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
+  if (!catalog) return kFailed;
+  const std::vector<VersionName> versions = choose(*catalog, location);
+  if (versions.empty() && !choose_version(*catalog, location)) return kFailed;
+
+  bool damaged = false;
+  bool failed = false;
+  OrderedJson results = OrderedJson::array();
+  for (const VersionName& version : versions) {
+    const auto report = [&] {
+      const ProgressBar bar(version.step);
+      return verify_version({.fs = fs.get()}, location.directory, version, {},
+                            [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); });
+    }();
+    // A trainer at work removes old versions; that one was removed is nothing to alarm anybody about.
+    if (!report && report.error().kind == ErrorKind::kNotFound) {
+      print_problem("note", report.error().message);
+      continue;
+    }
+    damaged |= report && !report->damages.empty();
+    failed |= !report;
+    if (arguments.json) {
+      OrderedJson result{{"step", version.step},
+                         {"attempt", version.attempt},
+                         {"directory", version_directory(version)},
+                         {"ok", report && report->damages.empty()},
+                         {"bytes_read", report ? report->bytes_read : 0},
+                         {"seconds", report ? report->seconds : 0.0},
+                         {"damages", OrderedJson::array()}};
+      if (report)
+        for (const Damage& damage : report->damages) result["damages"].push_back(damage_json(damage));
+      else
+        result["error"] = report.error().to_string();
+      results.push_back(std::move(result));
+    } else if (report) {
+      print_report(version, *report);
+      std::fflush(stdout);
+    }
+    if (!report) print_error(report.error());
+  }
+  if (arguments.json)
+    fmt::print(
+        "{}\n",
+        dump({{"directory", location.directory}, {"ok", !damaged && !failed}, {"versions", std::move(results)}}));
+  if (damaged) return kDamaged;
+  return failed ? kFailed : kFine;
+}
+
+}  // namespace
+
+Verb add_verify(CLI::App& parser) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* verb = parser.add_subcommand("verify", "Read every byte of checkpoints and name what is damaged");
+  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: all that count)")
+      ->required();
+  verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  verb->footer(kFooter);
+  return {verb, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace slackwater::cli

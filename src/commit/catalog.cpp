@@ -1,0 +1,193 @@
+#include "commit/catalog.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "base/result.hpp"
+#include "commit/fields.hpp"
+#include "os/durable.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr int kScans = 4;  // before a directory that changes all the time is taken as it is
+
+// What the names alone tell.
+struct Listing {
+  std::vector<VersionName> versions;  // by step, then attempt
+  std::vector<std::string> warnings;
+  std::set<std::uint32_t> attempt_files;
+  std::set<VersionName> pins;
+};
+
+std::string control_path(const std::string& root) { return fmt::format("{}/{}", root, kControlDirectory); }
+
+Result<std::vector<DirectoryEntry>> list_control(FileSystem& fs, const std::string& root) {
+  auto entries = fs.list(control_path(root));
+  if (!entries && entries.error().kind == ErrorKind::kNotFound) return std::vector<DirectoryEntry>();
+  return entries;
+}
+
+Result<std::vector<VersionName>> list_version_directories(FileSystem& fs, const std::string& root, std::vector<std::string>& warnings) {
+  auto entries = fs.list(root);
+  if (!entries) {
+    if (entries.error().kind == ErrorKind::kNotFound) entries.error().message = "the directory of checkpoints does not exist";
+    return fail(std::move(entries).error());
+  }
+  std::vector<VersionName> versions;
+  for (const DirectoryEntry& entry : *entries) {
+    if (!entry.name.starts_with("step-")) continue;  // the user's own files are none of our business
+    const auto version = parse_version_directory(entry.name);
+    if (version && entry.type == FileType::kDirectory) {
+      versions.push_back(*version);
+    } else {
+      warnings.push_back(fmt::format("'{}' in {} is not a checkpoint of Slackwater and is left alone", entry.name, root));
+    }
+  }
+  std::ranges::sort(versions);
+  return versions;
+}
+
+// Versions before attempts: the file of an attempt exists before its first version does, so no version is seen without it.
+Result<Listing> list_names(FileSystem& fs, const std::string& root) {
+  Listing listing;
+  SW_ASSIGN(listing.versions, list_version_directories(fs, root, listing.warnings));
+  SW_ASSIGN(const std::vector<DirectoryEntry> control, list_control(fs, root));
+  for (const DirectoryEntry& entry : control) {
+    if (const auto attempt = parse_attempt_file(entry.name)) listing.attempt_files.insert(*attempt);
+    if (const auto pinned = parse_pin_file(entry.name)) listing.pins.insert(*pinned);
+  }
+  return listing;
+}
+
+Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint32_t number) {
+  const std::string path = fmt::format("{}/{}", control_path(root), attempt_file(number));
+  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxAttemptBytes));
+  SW_ASSIGN(Attempt attempt, parse_attempt(text, path));
+  if (attempt.number != number) return corrupt(fmt::format("the attempt file holds attempt {}", attempt.number), path);
+  return attempt;
+}
+
+// Which versions are of the newest attempt or adopted by it. Sets newest_attempt and warnings of the catalog.
+std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, const Listing& listing, Catalog& catalog) {
+  std::set<std::uint32_t> numbers = listing.attempt_files;
+  for (const VersionName& version : listing.versions) numbers.insert(version.attempt);
+
+  // From the newest down to the first that can be read. That is the newest, unless something was damaged.
+  std::vector<std::uint32_t> unreadable;
+  std::set<VersionName> current;
+  for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
+    auto attempt = read_attempt(fs, root, *number);
+    if (!attempt) {
+      unreadable.push_back(*number);
+      catalog.warnings.push_back(fmt::format(
+          "attempt {} cannot be read, so its checkpoints are taken to count, and those before its first step: {}", *number,
+          attempt.error().to_string()));
+      continue;
+    }
+    const std::set<VersionName> adopted(attempt->adopted.begin(), attempt->adopted.end());
+    std::ranges::copy_if(listing.versions, std::inserter(current, current.end()), [&](const VersionName& version) {
+      return version.attempt == *number || adopted.contains(version);
+    });
+    if (unreadable.empty()) catalog.newest_attempt = std::move(*attempt);
+    break;
+  }
+  // Back up: each that cannot be read is taken to have gone on below its first version.
+  for (auto number = unreadable.rbegin(); number != unreadable.rend(); ++number) {
+    std::vector<VersionName> own;
+    std::ranges::copy_if(listing.versions, std::back_inserter(own), [&](const VersionName& v) { return v.attempt == *number; });
+    if (own.empty()) continue;
+    std::erase_if(current, [&](const VersionName& version) { return version.step >= own.front().step; });
+    current.insert(own.begin(), own.end());
+  }
+  return current;
+}
+
+VersionState state_of(const Manifest& manifest, bool current) {
+  switch (manifest.decision) {
+    case Decision::kAbort: return VersionState::kAborted;
+    case Decision::kCommit: break;
+  }
+  return current ? VersionState::kCounts : VersionState::kSuperseded;
+}
+
+// nullopt: it has vanished.
+std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, const VersionName& version, bool current, bool pinned) {
+  CatalogEntry entry{.name = version, .state = VersionState::kUndecided, .current = current, .info = {}, .error = {}};
+  entry.info.step = version.step;
+  entry.info.attempt = version.attempt;
+  entry.info.directory = version_directory(version);
+  entry.info.pinned = pinned;
+  auto manifest = read_manifest(fs, root, version);
+  if (manifest) {
+    entry.state = state_of(*manifest, current);
+    entry.info.world = manifest->world;
+    entry.info.size_bytes = manifest->size_bytes;
+    entry.info.tensor_count = manifest->tensor_count;
+    entry.info.created_unix_ms = manifest->created_unix_ms;
+  } else if (manifest.error().kind != ErrorKind::kNotFound) {
+    entry.state = VersionState::kUnreadable;
+    entry.error = std::move(manifest).error();
+  } else {
+    const auto directory = fs.status(fmt::format("{}/{}", root, entry.info.directory));
+    if (!directory && directory.error().kind == ErrorKind::kNotFound) return std::nullopt;
+  }
+  return entry;
+}
+
+Catalog read_catalog(FileSystem& fs, const std::string& root, const Listing& listing) {
+  Catalog catalog;
+  catalog.warnings = listing.warnings;
+  const std::set<VersionName> current = current_versions(fs, root, listing, catalog);
+  for (const VersionName& version : listing.versions) {
+    auto entry = read_entry(fs, root, version, current.contains(version), listing.pins.contains(version));
+    if (entry) catalog.entries.push_back(std::move(*entry));
+  }
+  return catalog;
+}
+
+}  // namespace
+
+std::vector<VersionInfo> Catalog::counting() const {
+  std::vector<VersionInfo> versions;
+  for (const CatalogEntry& entry : entries) {
+    if (entry.state == VersionState::kCounts) versions.push_back(entry.info);
+  }
+  return versions;
+}
+
+Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
+  SW_ASSIGN(Listing listing, list_names(fs, root));
+  for (int scan = 1;; ++scan) {
+    Catalog catalog = read_catalog(fs, root, listing);
+    // A writer may have committed a version that was not listed and deleted the one that was: look again until the
+    // names stand still, or a run that keeps one checkpoint might seem to have none.
+    SW_ASSIGN(Listing after, list_names(fs, root));
+    if (scan == kScans || (after.versions == listing.versions && after.attempt_files == listing.attempt_files)) return catalog;
+    listing = std::move(after);
+  }
+}
+
+Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& root) {
+  SW_ASSIGN(const std::vector<DirectoryEntry> control, list_control(fs, root));
+  std::uint32_t newest = 0;
+  for (const DirectoryEntry& entry : control) newest = std::max(newest, parse_attempt_file(entry.name).value_or(0));
+  return newest;
+}
+
+Result<Manifest> read_manifest(FileSystem& fs, const std::string& root, const VersionName& version) {
+  const std::string path = fmt::format("{}/{}/{}", root, version_directory(version), kManifestName);
+  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxManifestBytes));
+  SW_ASSIGN(Manifest manifest, parse_manifest(text, path));
+  if (manifest.step != version.step || manifest.attempt != version.attempt) {
+    return corrupt(fmt::format("the manifest is of step {}, attempt {}; its directory is named for another", manifest.step, manifest.attempt),
+                   path);
+  }
+  return manifest;
+}
+
+}  // namespace slackwater

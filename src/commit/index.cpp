@@ -1,0 +1,228 @@
+#include "commit/index.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "base/json.hpp"
+#include "base/result.hpp"
+#include "commit/fields.hpp"
+#include "commit/names.hpp"
+#include "layout/json_reader.hpp"
+#include "layout/json_text.hpp"
+#include "layout/name_table.hpp"
+#include "tensor/shape.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr std::uint32_t kIndexFormat = 1;
+constexpr std::size_t kUsualEntryBytes = 96;  // without the name
+
+bool is_whole(const IndexEntry& entry, const IndexShard& shard) {
+  return shard.box_shape == entry.shape && std::ranges::all_of(shard.box_offset, [](std::int64_t at) { return at == 0; });
+}
+
+// [file, offset, size], and for a part of the tensor its box as well: [file, offset, size, [box offset], [box shape]].
+void append_shard(std::string& text, const IndexEntry& entry, const IndexShard& shard, std::size_t file) {
+  text += '[';
+  append_decimal(text, file);
+  text += ',';
+  append_decimal(text, shard.offset);
+  text += ',';
+  append_decimal(text, shard.size_bytes);
+  if (!is_whole(entry, shard)) {
+    text += ',';
+    append_dimensions(text, shard.box_offset);
+    text += ',';
+    append_dimensions(text, shard.box_shape);
+  }
+  text += ']';
+}
+
+class IndexParser {
+ public:
+  IndexParser(std::string_view text, const std::string& path) : reader_(text), path_(path) {}
+
+  Result<std::vector<IndexEntry>> parse() {
+    std::string key, digest;
+    std::uint64_t format = 0;
+    reader_.begin_object();
+    // `format` comes first, so that what a newer one added is not taken for damage.
+    if (!reader_.next_key(key) || key != "format" || !reader_.read_u64(format)) return wrong("it does not begin with its format");
+    if (format != kIndexFormat) return fail(unknown_format(format, kIndexFormat, "index", path_));
+    while (reader_.next_key(key)) {
+      if (key == "files") {
+        SW_TRY(read_files());
+      } else if (key == "tensors") {
+        SW_TRY(read_tensors());
+      } else if (key == "digest") {
+        reader_.read_string(digest);  // open_sealed_text() has checked it
+      } else {
+        return wrong(fmt::format("it has an unknown field '{}'", key));
+      }
+    }
+    if (!reader_.finish()) return wrong(reader_.trouble());
+    SW_TRY(check_names());
+    return std::move(entries_);
+  }
+
+ private:
+  std::unexpected<Error> wrong(std::string_view what) const { return corrupt(fmt::format("the index is damaged: {}", what), path_); }
+
+  Status read_files() {
+    if (!files_.empty() || !entries_.empty()) return wrong("its files do not come once and first");
+    reader_.begin_array();
+    while (reader_.next_item()) {
+      if (!reader_.read_string(files_.emplace_back())) break;
+      if (!is_plain_name(files_.back())) return wrong(fmt::format("the file name '{}' leaves the directory of its version", files_.back()));
+    }
+    return reader_.failed() ? Status(wrong(reader_.trouble())) : Status();
+  }
+
+  Status read_tensors() {
+    if (!entries_.empty()) return wrong("it has the field 'tensors' twice");
+    reader_.begin_array();
+    while (reader_.next_item()) SW_TRY(read_entry());
+    return reader_.failed() ? Status(wrong(reader_.trouble())) : Status();
+  }
+
+  Status read_entry() {
+    IndexEntry& entry = entries_.emplace_back();
+    std::string key, text;
+    reader_.begin_object();
+    while (reader_.next_key(key)) {
+      if (key == "name") {
+        reader_.read_string(entry.name);
+      } else if (key == "dtype") {
+        if (!reader_.read_string(text)) break;
+        const Result<DType> dtype = dtype_from_name(text);
+        if (!dtype) return fail(dtype.error().kind, dtype.error().message, path_);
+        entry.dtype = *dtype;
+      } else if (key == "shape") {
+        reader_.read_dimensions(entry.shape);
+      } else if (key == "alias_of") {
+        reader_.read_string(entry.alias_of);
+      } else if (key == "shards") {
+        reader_.begin_array();
+        while (reader_.next_item()) SW_TRY(read_shard(entry));
+      } else {
+        return wrong(fmt::format("tensor '{}' has an unknown field '{}'", entry.name, key));
+      }
+    }
+    if (reader_.failed()) return wrong(reader_.trouble());
+    if (entry.alias_of.empty() == entry.shards.empty()) {
+      return wrong(fmt::format("tensor '{}' is neither stored nor tied, or both", entry.name));
+    }
+    return {};
+  }
+
+  // Shape and dtype stand before the shards.
+  Status read_shard(IndexEntry& entry) {
+    IndexShard& shard = entry.shards.emplace_back();
+    std::uint64_t file = 0;
+    reader_.begin_array();
+    const bool placed = reader_.next_item() && reader_.read_u64(file) && reader_.next_item() && reader_.read_u64(shard.offset) &&
+                        reader_.next_item() && reader_.read_u64(shard.size_bytes);
+    if (!placed) return wrong(fmt::format("tensor '{}' has a shard without a place", entry.name));
+    shard.box_offset.assign(entry.shape.size(), 0);
+    shard.box_shape = entry.shape;
+    if (reader_.next_item()) {
+      const bool boxed = reader_.read_dimensions(shard.box_offset) && reader_.next_item() && reader_.read_dimensions(shard.box_shape) &&
+                         !reader_.next_item() && !reader_.failed();
+      if (!boxed) return wrong(fmt::format("tensor '{}' has a shard with a wrong box", entry.name));
+    }
+    if (reader_.failed()) return wrong(reader_.trouble());
+    if (file >= files_.size()) return wrong(fmt::format("tensor '{}' lies in a file that is not listed", entry.name));
+    shard.file = files_[file];
+    return check_box(entry, shard);
+  }
+
+  Status check_box(const IndexEntry& entry, const IndexShard& shard) const {
+    const std::size_t rank = entry.shape.size();
+    bool inside = shard.box_offset.size() == rank && shard.box_shape.size() == rank;
+    for (std::size_t i = 0; inside && i < rank; ++i) {
+      inside = shard.box_shape[i] <= entry.shape[i] && shard.box_offset[i] <= entry.shape[i] - shard.box_shape[i];
+    }
+    std::uint64_t end = 0;
+    if (!inside || packed_bytes(entry.dtype, shard.box_shape) != shard.size_bytes ||
+        __builtin_add_overflow(shard.offset, shard.size_bytes, &end)) {
+      return wrong(fmt::format("tensor '{}' has a shard whose box and size do not fit its shape", entry.name));
+    }
+    return {};
+  }
+
+  Status check_names() const {
+    NameTable names(entries_.size(), [this](std::uint32_t index) -> std::string_view { return entries_[index].name; });
+    for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+      if (names.insert(i)) return wrong(fmt::format("it has the tensor '{}' twice", entries_[i].name));
+    }
+    for (const IndexEntry& entry : entries_) {
+      if (entry.alias_of.empty()) continue;
+      const auto stored = names.find(entry.alias_of);
+      if (!stored || !entries_[*stored].alias_of.empty()) {
+        return wrong(fmt::format("tensor '{}' is tied to '{}', which is not stored", entry.name, entry.alias_of));
+      }
+    }
+    return {};
+  }
+
+  JsonReader reader_;
+  const std::string& path_;
+  std::vector<std::string> files_;
+  std::vector<IndexEntry> entries_;
+};
+
+}  // namespace
+
+std::string serialize_index(const std::vector<IndexEntry>& entries) {
+  std::map<std::string_view, std::size_t> files;  // few: a rank has one, rarely more
+  std::size_t usual_bytes = 4096;
+  for (const IndexEntry& entry : entries) {
+    usual_bytes += entry.name.size() + kUsualEntryBytes;
+    for (const IndexShard& shard : entry.shards) files.try_emplace(shard.file);
+  }
+  std::string text;
+  text.reserve(usual_bytes);
+  text.append("{\"format\":");
+  append_decimal(text, kIndexFormat);
+  text.append(",\"files\":[");
+  std::size_t file_count = 0;
+  for (auto& [name, number] : files) {
+    number = file_count++;
+    if (number > 0) text += ',';
+    append_json_string(text, name);
+  }
+  text.append("],\"tensors\":[");
+  for (const IndexEntry& entry : entries) {
+    if (&entry != &entries.front()) text += ',';
+    text.append("\n{\"name\":");
+    append_json_string(text, entry.name);
+    text.append(",\"dtype\":\"").append(dtype_name(entry.dtype)).append("\",\"shape\":");
+    append_dimensions(text, entry.shape);
+    if (!entry.alias_of.empty()) {
+      text.append(",\"alias_of\":");
+      append_json_string(text, entry.alias_of);
+    } else {
+      text.append(",\"shards\":[");
+      for (const IndexShard& shard : entry.shards) {
+        if (&shard != &entry.shards.front()) text += ',';
+        append_shard(text, entry, shard, files.at(shard.file));
+      }
+      text += ']';
+    }
+    text += '}';
+  }
+  text += ']';
+  return seal_json_text(std::move(text));
+}
+
+Result<std::vector<IndexEntry>> parse_index(std::string_view text, const std::string& path) {
+  SW_TRY(open_sealed_text(text, path));
+  return IndexParser(text, path).parse();
+}
+
+}  // namespace slackwater

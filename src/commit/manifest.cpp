@@ -1,0 +1,114 @@
+#include "commit/manifest.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/result.hpp"
+#include "commit/fields.hpp"
+#include "commit/names.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr std::string_view kCommitText = "commit";
+constexpr std::string_view kAbortText = "abort";
+
+// None so far: format 1 asks for nothing that a reader of format 1 could lack.
+constexpr std::array<std::string_view, 0> kKnownFeatures{};
+
+Result<std::vector<std::string>> parse_features(const Json& json, const std::string& path) {
+  SW_ASSIGN(const Json* array, json_array(json, "required_features", path));
+  std::vector<std::string> features;
+  for (const Json& entry : *array) {
+    if (!entry.is_string()) return corrupt("field 'required_features' holds something that is not a text", path);
+    features.push_back(entry.get<std::string>());
+    if (std::ranges::find(kKnownFeatures, features.back()) == kKnownFeatures.end()) {
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("the checkpoint needs the feature '{}', which this build of Slackwater does not have; use a newer one",
+                              features.back()),
+                  path);
+    }
+  }
+  return features;
+}
+
+Result<Decision> parse_decision(const Json& json, const std::string& path) {
+  SW_ASSIGN(const std::string text, json_string(json, "decision", path));
+  if (text == kCommitText) return Decision::kCommit;
+  if (text == kAbortText) return Decision::kAbort;
+  return corrupt(fmt::format("field 'decision' is '{}', neither commit nor abort", text), path);
+}
+
+Result<RecordReference> parse_reference(const Json& json, const std::string& path) {
+  RecordReference reference;
+  SW_ASSIGN(reference.rank, json_u32(json, "rank", path));
+  SW_ASSIGN(reference.file, json_string(json, "file", path));
+  if (!is_plain_name(reference.file)) {
+    return corrupt(fmt::format("the record name '{}' leaves the directory of its version", reference.file), path);
+  }
+  SW_ASSIGN(reference.digest, json_digest(json, "digest", path));
+  return reference;
+}
+
+// A commit names the record of each rank, in the order of the ranks.
+Status check_records(const Manifest& manifest, const std::string& path) {
+  if (manifest.decision == Decision::kAbort) return {};
+  if (manifest.records.size() != manifest.world) {
+    return corrupt(fmt::format("the manifest names {} records for {} ranks", manifest.records.size(), manifest.world), path);
+  }
+  for (std::uint32_t rank = 0; rank < manifest.world; ++rank) {
+    if (manifest.records[rank].rank != rank) return corrupt(fmt::format("the manifest does not name the record of rank {}", rank), path);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string serialize(const Manifest& manifest) {
+  Json records = Json::array();
+  for (const RecordReference& record : manifest.records) {
+    records.push_back({{"rank", record.rank}, {"file", record.file}, {"digest", to_hex(record.digest)}});
+  }
+  return seal_json({{"format", manifest.format},
+                    {"required_features", manifest.required_features},
+                    {"run", manifest.run},
+                    {"step", manifest.step},
+                    {"attempt", manifest.attempt},
+                    {"world", manifest.world},
+                    {"decision", manifest.decision == Decision::kCommit ? kCommitText : kAbortText},
+                    {"reason", manifest.reason},
+                    {"records", std::move(records)},
+                    {"index_digest", to_hex(manifest.index_digest)},
+                    {"size_bytes", manifest.size_bytes},
+                    {"tensor_count", manifest.tensor_count},
+                    {"created_unix_ms", std::max<std::int64_t>(manifest.created_unix_ms, 0)}});
+}
+
+Result<Manifest> parse_manifest(std::string_view text, const std::string& path) {
+  SW_ASSIGN(const Json json, open_sealed_json(text, path));
+  Manifest manifest;
+  SW_TRY(check_format(json, kFormat, "manifest", path));
+  SW_ASSIGN(manifest.required_features, parse_features(json, path));
+  SW_ASSIGN(manifest.run, json_string(json, "run", path));
+  SW_ASSIGN(manifest.step, json_u64(json, "step", path));
+  SW_ASSIGN(manifest.attempt, json_u32(json, "attempt", path));
+  SW_ASSIGN(manifest.world, json_u32(json, "world", path));
+  SW_ASSIGN(manifest.decision, parse_decision(json, path));
+  SW_ASSIGN(manifest.reason, json_string(json, "reason", path));
+  SW_ASSIGN(const Json* records, json_array(json, "records", path));
+  for (const Json& entry : *records) {
+    SW_ASSIGN(RecordReference reference, parse_reference(entry, path));
+    manifest.records.push_back(std::move(reference));
+  }
+  SW_TRY(check_records(manifest, path));
+  SW_ASSIGN(manifest.index_digest, json_digest(json, "index_digest", path));
+  SW_ASSIGN(manifest.size_bytes, json_u64(json, "size_bytes", path));
+  SW_ASSIGN(manifest.tensor_count, json_u64(json, "tensor_count", path));
+  SW_ASSIGN(manifest.created_unix_ms, json_time(json, "created_unix_ms", path));
+  return manifest;
+}
+
+}  // namespace slackwater

@@ -1,0 +1,81 @@
+#include "commit/names.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+namespace slackwater {
+namespace {
+
+// Takes a decimal number off the front of `text`; 0 digits or an overflow is none.
+template <class Number>
+bool take_number(std::string_view& text, Number& number) {
+  const auto [stop, trouble] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (trouble != std::errc()) return false;
+  text.remove_prefix(static_cast<std::size_t>(stop - text.data()));
+  return true;
+}
+
+bool take_prefix(std::string_view& text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+std::string versioned(std::string_view prefix, const VersionName& version) {
+  return fmt::format("{}{:010}.a{}", prefix, version.step, version.attempt);
+}
+
+// Only the one spelling that versioned() makes: "step-42.a7" and "step-0000000042.a07" are not ours.
+std::optional<VersionName> parse_versioned(std::string_view prefix, std::string_view name) {
+  std::string_view rest = name;
+  VersionName version;
+  if (!take_prefix(rest, prefix) || !take_number(rest, version.step) || !take_prefix(rest, ".a") ||
+      !take_number(rest, version.attempt) || !rest.empty() || versioned(prefix, version) != name) {
+    return std::nullopt;
+  }
+  return version;
+}
+
+bool is_rank_file(std::string_view name) {
+  std::string_view rest = name;
+  std::uint32_t rank = 0;
+  if (!take_prefix(rest, "rank-") || !take_number(rest, rank)) return false;
+  if (rest == ".record") return name == record_file(rank);
+  std::uint32_t part = 0;
+  if (take_prefix(rest, "-") && !take_number(rest, part)) return false;
+  return name == data_file(rank, part);
+}
+
+}  // namespace
+
+std::string version_directory(const VersionName& version) { return versioned("step-", version); }
+
+std::optional<VersionName> parse_version_directory(std::string_view name) { return parse_versioned("step-", name); }
+
+std::string pin_file(const VersionName& version) { return versioned("pin-", version); }
+
+std::optional<VersionName> parse_pin_file(std::string_view name) { return parse_versioned("pin-", name); }
+
+std::string attempt_file(std::uint32_t attempt) { return fmt::format("attempt-{:04}.json", attempt); }
+
+std::optional<std::uint32_t> parse_attempt_file(std::string_view name) {
+  std::string_view rest = name;
+  std::uint32_t attempt = 0;
+  if (!take_prefix(rest, "attempt-") || !take_number(rest, attempt) || attempt_file(attempt) != name) return std::nullopt;
+  return attempt;
+}
+
+std::string record_file(std::uint32_t rank) { return fmt::format("rank-{:05}.record", rank); }
+
+bool is_version_file(std::string_view name) {
+  if (name == kManifestName || name == kIndexName || is_rank_file(name)) return true;
+  return name.starts_with(fmt::format(".{}.", kManifestName)) && name.ends_with(".tmp");  // see publish_exclusively()
+}
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
+         name.find('\0') == std::string_view::npos;
+}
+
+}  // namespace slackwater

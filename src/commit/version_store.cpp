@@ -1,0 +1,335 @@
+#include "commit/version_store.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "base/result.hpp"
+#include "commit/fields.hpp"
+#include "os/durable.hpp"
+
+namespace slackwater {
+namespace {
+
+std::string parent_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Makes a directory of the tier; what people most often get wrong is said in their words.
+Result<bool> make_tier_directory(FileSystem& fs, const std::string& path) {
+  auto made = ensure_directory(fs, path);
+  if (made) return made;
+  Error error = std::move(made).error();
+  if (error.kind == ErrorKind::kNotFound) {
+    error.message = fmt::format("cannot make the directory of checkpoints: '{}' does not exist; make it first", parent_of(path));
+  } else if (error.kind == ErrorKind::kPermission) {
+    error.message = "cannot make the directory of checkpoints; choose a place this user may write to";
+  }
+  return fail(std::move(error));
+}
+
+bool locks_unknown(const Error& error) {
+  return error.sys_errno == ENOLCK || error.sys_errno == ENOSYS || error.sys_errno == EOPNOTSUPP;
+}
+
+}  // namespace
+
+class VersionStore::Impl {
+ public:
+  Impl(FileSystem& fs, const Clock& clock, std::string root, Log log)
+      : fs_(fs), clock_(clock), root_(std::move(root)), control_(fmt::format("{}/{}", root_, kControlDirectory)), log_(std::move(log)) {}
+
+  [[nodiscard]] const std::string& root() const { return root_; }
+  [[nodiscard]] Result<Catalog> scan() { return scan_catalog(fs_, root_); }
+
+  Status open();
+  Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
+  Result<std::string> make_version(std::uint64_t step);
+  Result<RecordReference> promise(const Record& record, const std::string& index_text);
+  Result<Manifest> decide(Manifest manifest);
+  Status remove(const VersionName& version);
+  Status clean_up(const RetentionPolicy& policy);
+  Status pin(const VersionName& version);
+
+ private:
+  [[nodiscard]] std::string path_of(const VersionName& version) const { return fmt::format("{}/{}", root_, version_directory(version)); }
+  Status check_claimed(std::uint32_t attempt) const;
+  Status check_newest();
+  Result<std::uint32_t> next_number();
+  Result<Manifest> obey_existing(const VersionName& version);
+  Status remove_files(const std::string& directory);
+  [[nodiscard]] std::vector<VersionName> removable(const Catalog& catalog, const RetentionPolicy& policy);
+
+  // Constant after construction.
+  FileSystem& fs_;
+  const Clock& clock_;
+  const std::string root_;
+  const std::string control_;
+  const Log log_;
+
+  std::unique_ptr<FileLock> lock_;
+  std::optional<Attempt> attempt_;         // claimed
+  std::uint32_t authority_ = 0;            // number of attempt_; before claim(), the newest found by open()
+  std::uint64_t published_ = 0;            // decisions tried: makes their private names unique
+  std::set<VersionName> doubtful_;         // committed, but the last sync failed
+  std::set<VersionName> left_alone_;       // mentioned once in the log, not again
+};
+
+Status VersionStore::Impl::open() {
+  if (root_.empty()) return fail(ErrorKind::kInvalidArgument, "the directory of checkpoints has an empty name");
+  SW_ASSIGN(const bool made_root, make_tier_directory(fs_, root_));
+  SW_TRY(make_tier_directory(fs_, control_));
+  auto lock = fs_.try_lock(fmt::format("{}/{}", control_, kLockName));
+  if (lock) {
+    lock_ = std::move(*lock);
+  } else if (locks_unknown(lock.error())) {
+    // The lock only gives an early error. What keeps two runs apart is the attempt.
+    log_.warn("this file system has no locks, so a second run on the directory is noticed only at its first save: {}", root_);
+  } else {
+    return fail(std::move(lock).error());
+  }
+  // Names survive a power cut only when their directory was synced. Always, not just when they were made now: the run that made
+  // them may have died before. Of a parent that we did not make we may not even be readers.
+  SW_TRY(fs_.sync_directory(root_));
+  Status parent = fs_.sync_directory(parent_of(root_));
+  if (!parent && made_root) return parent;
+  SW_ASSIGN(authority_, newest_attempt_number(fs_, root_));
+  return {};
+}
+
+// Above every attempt that left a trace, so that no name is ever used twice even if attempt files were lost.
+Result<std::uint32_t> VersionStore::Impl::next_number() {
+  SW_ASSIGN(std::uint32_t newest, newest_attempt_number(fs_, root_));
+  SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(root_));
+  for (const DirectoryEntry& entry : entries) {
+    if (const auto version = parse_version_directory(entry.name)) newest = std::max(newest, version->attempt);
+  }
+  if (newest == std::numeric_limits<std::uint32_t>::max()) {
+    return corrupt("no attempt number is left; start in a new directory", root_);
+  }
+  return newest + 1;
+}
+
+Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vector<VersionName> adopted) {
+  Attempt attempt{.number = 0,
+                  .run = random_id(),
+                  .run_name = run_name,
+                  .world = 1,
+                  .members = {random_id()},
+                  .adopted = std::move(adopted),
+                  .created_unix_ms = clock_.wall_unix_ms()};
+  std::ranges::sort(attempt.adopted);
+  for (;;) {
+    SW_ASSIGN(attempt.number, next_number());
+    const Status published = publish_exclusively(fs_, control_, attempt_file(attempt.number), serialize(attempt), attempt.run);
+    if (published) break;
+    if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
+  }
+  authority_ = attempt.number;
+  attempt_ = attempt;
+  return attempt;
+}
+
+Status VersionStore::Impl::check_claimed(std::uint32_t attempt) const {
+  if (attempt_ && attempt_->number == attempt) return {};
+  return fail(ErrorKind::kInternal,
+              fmt::format("a version of attempt {} was to be written, but {}", attempt,
+                          attempt_ ? fmt::format("attempt {} is claimed", attempt_->number) : "no attempt is claimed"),
+              root_);
+}
+
+Status VersionStore::Impl::check_newest() {
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
+  if (newest <= authority_) return {};
+  return fail(ErrorKind::kAborted,
+              fmt::format("another run has taken over this directory (attempt {}, ours is {}); end this one", newest, authority_), root_);
+}
+
+Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
+  if (!attempt_) return fail(ErrorKind::kInternal, "a version was to be made before an attempt was claimed", root_);
+  std::string path = path_of({step, attempt_->number});
+  if (Status made = fs_.make_directory(path); !made) {
+    Error error = std::move(made).error();
+    if (error.kind == ErrorKind::kAlreadyExists) error.message = fmt::format("step {} was saved already by this run", step);
+    return fail(std::move(error));
+  }
+  return path;
+}
+
+Result<RecordReference> VersionStore::Impl::promise(const Record& record, const std::string& index_text) {
+  SW_TRY(check_claimed(record.identity.attempt));
+  const std::string directory = path_of({record.identity.step, record.identity.attempt});
+  const std::string text = serialize(record);
+  RecordReference reference{record.identity.rank, record_file(record.identity.rank), digest128(text)};
+  SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, kIndexName), index_text));
+  SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, reference.file), text));
+  // The files are durable, now their names are made so, then the name of their directory. open() did the parents of that.
+  SW_TRY(fs_.sync_directory(directory));
+  SW_TRY(fs_.sync_directory(root_));
+  return reference;
+}
+
+Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
+  SW_TRY(check_claimed(manifest.attempt));
+  const VersionName version{manifest.step, manifest.attempt};
+  const bool commit = manifest.decision == Decision::kCommit;
+  if (commit) SW_TRY(check_newest());
+  const std::string unique = fmt::format("{}-{}", attempt_->run, published_++);
+  const Status published = publish_exclusively(fs_, path_of(version), kManifestName, serialize(manifest), unique);
+  if (!published) {
+    if (published.error().kind == ErrorKind::kAlreadyExists) return obey_existing(version);
+    if (published.error().kind == ErrorKind::kInDoubt && commit) doubtful_.insert(version);
+    return fail(published.error());
+  }
+  // A run that took over between the look above and the decision has not adopted this version: it is void, and must not be reported as
+  // safe. Nor must it be if nobody can tell.
+  if (Status newest = commit ? check_newest() : Status(); !newest) {
+    Error error = std::move(newest).error();
+    if (error.kind != ErrorKind::kAborted) {
+      error.kind = ErrorKind::kInDoubt;
+      doubtful_.insert(version);
+    }
+    return fail(std::move(error));
+  }
+  return manifest;
+}
+
+Result<Manifest> VersionStore::Impl::obey_existing(const VersionName& version) {
+  auto manifest = read_manifest(fs_, root_, version);
+  if (manifest) return manifest;
+  Error error = std::move(manifest).error();
+  error.message = fmt::format("step {} was decided, but the decision cannot be read: {}", version.step, error.message);
+  error.kind = ErrorKind::kInDoubt;
+  return fail(std::move(error));
+}
+
+Status VersionStore::Impl::remove(const VersionName& version) {
+  SW_TRY(check_newest());
+  const std::string directory = path_of(version);
+  SW_ASSIGN(const FileStatus found, fs_.status(directory));
+  if (found.type != FileType::kDirectory) return fail(ErrorKind::kCorrupt, "expected a directory, found something else", directory);
+
+  // The manifest first, and for good: no crash may leave a version that counts and lacks files.
+  const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, kManifestName));
+  if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return unlinked;
+  if (unlinked) SW_TRY(fs_.sync_directory(directory));
+  SW_TRY(remove_files(directory));
+
+  const Status removed = fs_.remove_directory(directory);
+  const bool foreign = !removed && (removed.error().sys_errno == ENOTEMPTY || removed.error().sys_errno == EEXIST);
+  if (!removed && !foreign) return removed;
+  if (foreign && left_alone_.insert(version).second) {
+    log_.warn("the checkpoint of step {} was deleted, but its directory holds files that are not Slackwater's and stays: {}", version.step,
+              directory);
+  }
+  doubtful_.erase(version);
+  const Status unpinned = fs_.unlink(fmt::format("{}/{}", control_, pin_file(version)));
+  if (!unpinned && unpinned.error().kind != ErrorKind::kNotFound) return unpinned;
+  return {};
+}
+
+Status VersionStore::Impl::remove_files(const std::string& directory) {
+  SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(directory));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != FileType::kRegular || !is_version_file(entry.name)) continue;
+    const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, entry.name));
+    if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return unlinked;
+  }
+  return {};
+}
+
+std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, const RetentionPolicy& policy) {
+  std::vector<VersionInfo> counting = catalog.counting();
+  const bool committed = std::ranges::any_of(counting, [&](const VersionInfo& version) { return version.attempt == authority_; });
+  std::vector<VersionName> names;
+  for (const CatalogEntry& entry : catalog.entries) {
+    switch (entry.state) {
+      case VersionState::kCounts: break;  // below
+      case VersionState::kSuperseded:
+        if (committed && !entry.info.pinned) names.push_back(entry.name);
+        break;
+      case VersionState::kAborted: names.push_back(entry.name); break;
+      case VersionState::kUndecided:
+        if (entry.name.attempt < authority_ && !left_alone_.contains(entry.name)) names.push_back(entry.name);
+        break;
+      case VersionState::kUnreadable:
+        if (left_alone_.insert(entry.name).second) {
+          log_.warn("the checkpoint of step {} is left as it is, because its manifest cannot be read: {}", entry.name.step,
+                    entry.error->to_string());
+        }
+        break;
+    }
+  }
+  if (!committed) return names;
+
+  // A version in doubt goes when its time has come, but none goes because one in doubt fills its place.
+  const auto in_doubt = [&](const VersionInfo& version) { return doubtful_.contains({version.step, version.attempt}); };
+  for (const VersionName& name : expired(counting, policy)) {
+    if (doubtful_.contains(name)) names.push_back(name);
+  }
+  std::erase_if(counting, in_doubt);
+  std::ranges::copy(expired(counting, policy), std::back_inserter(names));
+  return names;
+}
+
+Status VersionStore::Impl::clean_up(const RetentionPolicy& policy) {
+  if (!attempt_) return fail(ErrorKind::kInternal, "old versions were to be removed before an attempt was claimed", root_);
+  SW_TRY(check_newest());
+  SW_ASSIGN(const Catalog catalog, scan());
+  // Without our own list of what was adopted, what counts is a guess: good enough to read by, not to delete by.
+  if (!catalog.newest_attempt) return corrupt("the file of this attempt cannot be read, so nothing is deleted", control_);
+  const std::vector<VersionInfo> counting = catalog.counting();
+  if (!counting.empty() && doubtful_.contains({counting.back().step, counting.back().attempt})) return {};
+
+  Status first;
+  for (const VersionName& name : removable(catalog, policy)) {
+    if (Status removed = remove(name); !removed && first) first = std::move(removed);
+  }
+  return first;
+}
+
+Status VersionStore::Impl::pin(const VersionName& version) {
+  SW_ASSIGN(const Manifest manifest, read_manifest(fs_, root_, version));
+  if (manifest.decision != Decision::kCommit) {
+    return fail(ErrorKind::kInvalidArgument, fmt::format("step {} was aborted and cannot be pinned", version.step), path_of(version));
+  }
+  const Status written = write_durably(fs_, fmt::format("{}/{}", control_, pin_file(version)), "pinned\n");
+  if (!written && written.error().kind != ErrorKind::kAlreadyExists) return written;
+  return fs_.sync_directory(control_);
+}
+
+VersionStore::VersionStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+VersionStore::~VersionStore() = default;
+
+Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root, Log log) {
+  auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log));
+  SW_TRY(impl->open());
+  return std::unique_ptr<VersionStore>(new VersionStore(std::move(impl)));
+}
+
+const std::string& VersionStore::root() const { return impl_->root(); }
+Result<Catalog> VersionStore::scan() { return impl_->scan(); }
+Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<VersionName> adopted) {
+  return impl_->claim(run_name, std::move(adopted));
+}
+Result<std::string> VersionStore::make_version(std::uint64_t step) { return impl_->make_version(step); }
+Result<RecordReference> VersionStore::promise(const Record& record, const std::string& index_text) {
+  return impl_->promise(record, index_text);
+}
+Result<Manifest> VersionStore::decide(Manifest manifest) { return impl_->decide(std::move(manifest)); }
+Status VersionStore::remove(const VersionName& version) { return impl_->remove(version); }
+Status VersionStore::clean_up(const RetentionPolicy& policy) { return impl_->clean_up(policy); }
+Status VersionStore::pin(const VersionName& version) { return impl_->pin(version); }
+
+}  // namespace slackwater

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/digest.hpp"
+#include "device/device.hpp"
+#include "device/streaming_copy.hpp"
+#include "device/strided_copy.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr std::size_t kSamples = 16;
+constexpr std::size_t kSampleBytes = 8;
+constexpr std::size_t kMaxItemBytes = 16;
+constexpr std::size_t kWholeChunkBytes = 64u << 10;
+
+// The finaliser of splitmix64: a well mixed word from any word.
+std::uint64_t mix(std::uint64_t word) {
+  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
+  word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
+  return word ^ (word >> 31);
+}
+
+// The place of sample i among `places`: a pseudo-random one within the i-th sixteenth of them, so that a change of more
+// than an eighth of the tensor in one piece cannot be missed.
+std::uint64_t sample_place(std::uint64_t seed, std::size_t i, std::uint64_t places) {
+  const std::uint64_t random = mix(seed + (i + 1) * 0x9e3779b97f4a7c15);
+  const auto within = static_cast<std::uint64_t>((static_cast<unsigned __int128>(random) * places) >> 64);
+  return (i * places + within) / kSamples;
+}
+
+const std::byte* sample_address(const StridedMemory& tensor, std::uint64_t size, std::uint64_t seed, std::size_t i) {
+  if (tensor.contiguous()) return tensor.data + sample_place(seed, i, size - kSampleBytes + 1);
+  return element_address(tensor, sample_place(seed, i, size / tensor.item_bytes));
+}
+
+template <std::size_t kBytes>
+std::uint64_t hash_samples(const StridedMemory& tensor, std::uint64_t size, std::uint64_t seed,
+                           std::size_t sample_bytes) {
+  // All loads first: their cache misses overlap.
+  std::array<std::array<std::byte, kBytes>, kSamples> samples{};
+  for (std::size_t i = 0; i < kSamples; ++i) {
+    std::memcpy(samples[i].data(), sample_address(tensor, size, seed, i), sample_bytes);
+  }
+  return digest64(std::as_bytes(std::span(samples)));
+}
+
+// In chunks, so that a strided tensor is packed through a small buffer and has the same fingerprint as its packed form.
+std::uint64_t hash_whole(const StridedMemory& tensor, std::uint64_t size) {
+  std::vector<std::byte> buffer(tensor.contiguous() ? 0 : std::min<std::uint64_t>(size, kWholeChunkBytes));
+  std::uint64_t hash = 0;
+  for (std::uint64_t begin = 0; begin < size; begin += kWholeChunkBytes) {
+    const std::uint64_t chunk = std::min<std::uint64_t>(kWholeChunkBytes, size - begin);
+    const std::byte* bytes = tensor.data + begin;
+    if (!tensor.contiguous()) {
+      pack(tensor, begin, chunk, buffer.data());
+      bytes = buffer.data();
+    }
+    hash = mix(hash + 0x9e3779b97f4a7c15) ^ digest64({bytes, chunk});
+  }
+  return hash;
+}
+
+class HostDevice final : public Device {
+ public:
+  Status copy_to_host(std::span<const CopyPiece> pieces) override {
+    for (const CopyPiece& piece : pieces) {
+      if (piece.size_bytes == 0) continue;
+      if (piece.tensor->contiguous()) {
+        streaming_copy(piece.host, piece.tensor->data + piece.begin, piece.size_bytes);
+      } else {
+        pack(*piece.tensor, piece.begin, piece.size_bytes, piece.host);
+      }
+    }
+    return {};
+  }
+
+  Status copy_from_host(std::span<const CopyPiece> pieces) override {
+    for (const CopyPiece& piece : pieces) {
+      if (piece.size_bytes == 0) continue;
+      if (piece.tensor->contiguous()) {
+        streaming_copy(piece.tensor->data + piece.begin, piece.host, piece.size_bytes);
+      } else {
+        unpack(*piece.tensor, piece.begin, piece.size_bytes, piece.host);
+      }
+    }
+    return {};
+  }
+
+  Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed, bool whole) override {
+    const std::uint64_t size = tensor.size_bytes();
+    if (whole || size <= kSamples * kSampleBytes) return hash_whole(tensor, size);
+    if (tensor.contiguous()) return hash_samples<kSampleBytes>(tensor, size, seed, kSampleBytes);
+    return hash_samples<kMaxItemBytes>(tensor, size, seed, std::min<std::size_t>(tensor.item_bytes, kMaxItemBytes));
+  }
+
+  void prefetch(const StridedMemory& tensor, std::uint64_t seed) override {
+    const std::uint64_t size = tensor.size_bytes();
+    if (size <= kSamples * kSampleBytes) {
+      __builtin_prefetch(tensor.data);
+      return;
+    }
+    for (std::size_t i = 0; i < kSamples; ++i) __builtin_prefetch(sample_address(tensor, size, seed, i));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_host_device() { return std::make_unique<HostDevice>(); }
+
+}  // namespace slackwater

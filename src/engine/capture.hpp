@@ -1,0 +1,40 @@
+// Capture: what save() takes from a state on the trainer's thread, and nothing more: fingerprints of tensors that will be copied later
+// (to notice a write before the fence), and full copies of those that cannot wait (volatile tensors).
+// Thread rule: made by one thread, then constant. Lifetime: owns the early copies; lazily copied sources belong to the caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/device.hpp"
+#include "slackwater/tensor.hpp"
+#include "stage/stager.hpp"
+
+namespace slackwater {
+
+inline constexpr std::uint64_t kMaxAtOnceBytes = 64u << 20;
+
+struct Capture {
+  std::vector<Source> sources;                 // parallel to State::tensors
+  std::unique_ptr<std::byte[]> at_once_bytes;  // where sources of volatile tensors point
+  std::uint64_t at_once_size_bytes = 0;
+  std::uint64_t seed = 0;
+  bool whole_fingerprint = false;
+  // A tensor known to change before the fence did not fit: the snapshot is right only if save() waits for the copies.
+  bool needs_fence = false;
+};
+
+struct CaptureOptions {
+  std::uint64_t seed = 0;
+  bool whole_fingerprint = false;
+};
+
+// `known_torn`: names of tensors that an earlier snapshot found changed before the fence; captured at once.
+[[nodiscard]] Result<Capture> capture(const State& state, Device& host, const std::set<std::string, std::less<>>& known_torn,
+                                      const CaptureOptions& options);
+
+}  // namespace slackwater

@@ -1,0 +1,133 @@
+// The commit thread: what happens to a voyage whose bytes are written, or that failed on the way.
+#include <algorithm>
+#include <utility>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "engine/engine_impl.hpp"
+
+namespace slackwater {
+
+void Engine::Impl::commit_loop(std::stop_token stop) {
+  while (true) {
+    std::shared_ptr<Voyage> voyage;
+    {
+      Lock lock(mutex_);
+      const auto front_arrived = [&] { return !active_.empty() && active_.front()->arrived; };
+      if (!changed_.wait(lock, stop, front_arrived)) return;
+      voyage = active_.front();
+    }
+    finish(*voyage);
+    voyage->snapshot->retire();
+    {
+      std::lock_guard lock(mutex_);
+      active_.pop_front();
+    }
+    changed_.notify_all();
+  }
+}
+
+void Engine::Impl::finish(Voyage& voyage) {
+  Snapshot::Impl& snapshot = *voyage.snapshot;
+  Status status;
+  if (!snapshot.failed()) status = commit(voyage);
+  if (!status) snapshot.fail(status.error());
+
+  if (const auto error = snapshot.error()) {
+    log_.error("step {} was not checkpointed: {}", snapshot.step(), error->to_string());
+    note_error(*error);
+    // In doubt: the decision may be on disk, so nothing is taken away.
+    if (error->kind != ErrorKind::kInDoubt) clear_away(voyage);
+  }
+  std::lock_guard lock(mutex_);
+  if (snapshot.failed()) {
+    ++stats_.snapshots_failed;
+    if (const auto torn = snapshot.torn_tensor(); torn && known_torn_.insert(*torn).second) {
+      log_.warn("tensor '{}' changes before the fence: it is captured inside save() from now on", *torn);
+    }
+  } else {
+    ++stats_.snapshots_committed;
+  }
+}
+
+// docs/durability.md has this order with its reasons; the single files are in os/durable.hpp.
+Status Engine::Impl::commit(Voyage& voyage) {
+  Snapshot::Impl& snapshot = *voyage.snapshot;
+  Record record{.run = voyage.attempt.run,
+                .identity = {.step = voyage.name.step, .attempt = voyage.name.attempt, .rank = 0, .world = 1},
+                .files = {}};
+  for (std::size_t part = 0; part < voyage.written.size(); ++part) {
+    WrittenStream& written = *voyage.written[part];
+    const StreamLayout& layout = voyage.layout->parts[part];
+    SW_TRY(written.file.finish());
+    record.files.push_back(FileRecord{.name = layout.file_name(),
+                                      .size_bytes = layout.size_bytes(),
+                                      .tensor_count = layout.extents().size(),
+                                      .block_digests = std::move(written.block_digests)});
+  }
+
+  RecordReference vote;
+  {
+    std::lock_guard lock(versions_mutex_);
+    SW_ASSIGN(vote, versions_->promise(record, voyage.index_text));
+  }
+  snapshot.reach(Level::kDurable);
+
+  snapshot.wait_for_seal();
+  if (const auto error = snapshot.error()) return fail(*error);
+
+  std::lock_guard lock(versions_mutex_);
+  SW_ASSIGN(const Manifest decided, versions_->decide(Manifest{.run = voyage.attempt.run,
+                                                               .step = voyage.name.step,
+                                                               .attempt = voyage.name.attempt,
+                                                               .world = 1,
+                                                               .decision = Decision::kCommit,
+                                                               .records = {vote},
+                                                               .index_digest = digest128(voyage.index_text),
+                                                               .size_bytes = voyage.layout->size_bytes,
+                                                               .tensor_count = voyage.state.tensors.size(),
+                                                               .created_unix_ms = clock_->wall_unix_ms()}));
+  if (decided.decision == Decision::kAbort) {
+    return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason), voyage.directory);
+  }
+  snapshot.reach(Level::kCommitted);
+
+  if (auto status = versions_->clean_up({.keep = options_.keep, .keep_every = options_.keep_every}); !status) {
+    log_.warn("old checkpoints could not be removed: {}", status.error().to_string());
+    note_error(status.error());
+  }
+  refresh_catalog();
+  if (!std::exchange(told_pool_, true)) tell_pool(*voyage.snapshot);
+  return {};
+}
+
+void Engine::Impl::clear_away(const Voyage& voyage) {
+  if (voyage.directory.empty()) return;
+  std::lock_guard lock(versions_mutex_);
+  if (auto status = versions_->remove(voyage.name); !status) {
+    log_.warn("the remains of step {} could not be removed: {}", voyage.name.step, status.error().to_string());
+  }
+}
+
+void Engine::Impl::refresh_catalog() {
+  auto catalog = versions_->scan();
+  if (!catalog) {
+    log_.warn("the checkpoints could not be listed: {}", catalog.error().to_string());
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  counting_ = catalog->counting();
+}
+
+// Once, when the first checkpoint has shown how fast the disk is: what a pool smaller than the state will cost at each fence.
+void Engine::Impl::tell_pool(const Snapshot::Impl& snapshot) const {
+  const SnapshotStats stats = snapshot.stats();
+  const std::uint64_t pool_bytes = pipeline_->pool_bytes();
+  if (stats.durable_seconds <= 0 || pool_bytes >= stats.total_bytes) return;
+  const double rate = static_cast<double>(stats.total_bytes) / stats.durable_seconds;
+  log_.info("the pool ({}) is smaller than the state ({}): the fence waits until {} are written, about {} at the {:.2f} GB/s seen so far",
+            format_bytes(pool_bytes), format_bytes(stats.total_bytes), format_bytes(stats.total_bytes - pool_bytes),
+            format_seconds(static_cast<double>(stats.total_bytes - pool_bytes) / rate), rate / 1e9);
+}
+
+}  // namespace slackwater

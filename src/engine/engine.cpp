@@ -1,0 +1,69 @@
+#include "slackwater/engine.hpp"
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "engine/engine_impl.hpp"
+
+namespace slackwater {
+namespace {
+
+Status check_options(const Options& options) {
+  if (options.path.empty()) return fail(ErrorKind::kInvalidArgument, "no directory was given: set Options::path");
+  if (options.slab_bytes == 0 || options.slab_bytes % kBlockBytes != 0 || options.slab_bytes > (1u << 30))
+    return fail(ErrorKind::kInvalidArgument, "slab must be a multiple of 1 MiB, at most 1 GiB");
+  if (options.in_flight == 0) return fail(ErrorKind::kInvalidArgument, "in_flight must be 1 or more");
+  if (options.pool_bytes != 0 && options.pool_bytes < 2 * options.slab_bytes)
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("pool is {}, and must hold at least two slabs ({})", format_bytes(options.pool_bytes),
+                            format_bytes(2 * options.slab_bytes)));
+  return {};
+}
+
+}  // namespace
+
+Result<Engine> open_engine(Options options, EngineParts parts) {
+  SW_TRY(check_options(options));
+  while (options.path.size() > 1 && options.path.ends_with('/')) options.path.pop_back();
+  if (!parts.fs) parts.fs = make_posix_file_system();
+  if (!parts.clock) parts.clock = std::make_unique<SystemClock>();
+  const Log log(options.log);
+  SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log));
+  SW_ASSIGN(Catalog catalog, versions->scan());
+  for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
+  return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions), std::move(catalog), log));
+}
+
+Result<Engine> Engine::open(Options options) { return open_engine(std::move(options), {}); }
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::Engine(Engine&&) noexcept = default;
+
+Engine& Engine::operator=(Engine&& other) noexcept {
+  if (this != &other) {
+    Engine old(std::move(*this));
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+
+Engine::~Engine() {
+  // In a forked child neither threads nor locks are ours: the copy of the parent's memory is left alone.
+  if (impl_ && impl_->disowned()) static_cast<void>(impl_.release());
+  if (!impl_) return;
+  if (auto status = impl_->close({}); !status) impl_->log_error(status.error());
+  if (impl_->stuck()) static_cast<void>(impl_.release());
+}
+
+Result<std::optional<Snapshot>> Engine::save(std::uint64_t step, State state) { return impl_->save(step, std::move(state)); }
+Result<std::optional<Restored>> Engine::restore(const RestoreOptions& options, const Plan& plan) { return impl_->restore(options, plan); }
+Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) { return impl_->wait(level, timeout); }
+Status Engine::fence() { return impl_->fence(); }
+std::vector<VersionInfo> Engine::versions() const { return impl_->versions(); }
+Status Engine::pin(std::uint64_t step) { return impl_->pin(step); }
+Status Engine::remove(std::uint64_t step) { return impl_->remove(step); }
+std::optional<Error> Engine::background_error() const { return impl_->background_error(); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+Status Engine::close(std::optional<std::chrono::milliseconds> timeout) { return impl_->close(timeout); }
+
+}  // namespace slackwater

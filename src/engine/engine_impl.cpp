@@ -1,0 +1,412 @@
+#include "engine/engine_impl.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/result.hpp"
+#include "base/thread.hpp"
+#include "base/units.hpp"
+#include "engine/available_memory.hpp"
+#include "engine/index_of.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr std::chrono::milliseconds kCloseGrace{2000};  // for writes in flight, once close() has run out of time
+
+double seconds(std::chrono::nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
+
+// Spreads consecutive numbers, so that each save looks at other places of the tensors.
+std::uint64_t spread(std::uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, Catalog catalog, Log log)
+    : options_(std::move(options)),
+      log_(std::move(log)),
+      fs_(std::move(parts.fs)),
+      clock_(std::move(parts.clock)),
+      host_(make_host_device()),
+      facts_(std::make_shared<SharedFacts>()),
+      versions_(std::move(versions)),
+      counting_(catalog.counting()),
+      fork_guard_([facts = facts_.get()] { facts->disowned.store(true, std::memory_order_release); }) {
+  std::ranges::copy_if(catalog.entries, std::back_inserter(unreadable_),
+                       [](const CatalogEntry& entry) { return entry.state == VersionState::kUnreadable && entry.current; });
+}
+
+Engine::Impl::~Impl() = default;
+
+Status Engine::Impl::usable() const {
+  if (disowned()) return fail(disowned_error());
+  std::lock_guard lock(mutex_);
+  if (closed_) return fail(ErrorKind::kClosed, "the checkpointer is closed; open it again to go on", options_.path);
+  return {};
+}
+
+Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State state) {
+  const auto began = Instant::now();
+  SW_TRY(usable());
+  SW_TRY(check_state(state));
+
+  Snapshot::Impl::Spec spec{.step = step,
+                            .save_began = began,
+                            .stall_timeout = options_.stall_timeout,
+                            .sealed_by_caller = state.sealed_by_caller,
+                            .tensor_count = state.tensors.size()};
+  std::set<std::string, std::less<>> known_torn;
+  {
+    Lock lock(mutex_);
+    SW_TRY(check_step(step));
+    if (active_.empty()) facts_->note_progress();  // an idle engine has not stalled
+    if (active_.size() >= options_.in_flight) {
+      if (options_.on_busy == OnBusy::kSkip) {
+        ++stats_.snapshots_skipped;
+        return std::optional<Snapshot>();
+      }
+      const bool room = wait_for_room(lock);
+      spec.busy_seconds = seconds(Instant::now() - began);
+      if (!room) {
+        last_step_ = step;
+        lock.unlock();
+        Error error{.kind = ErrorKind::kTimeout,
+                    .message = fmt::format("step {} was not captured: earlier snapshots have made no progress for {}", step,
+                                           format_seconds(seconds(options_.stall_timeout))),
+                    .path = options_.path,
+                    .retryable = true};
+        return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
+      }
+    }
+    spec.save_began = began;
+    known_torn = known_torn_;
+  }
+
+  // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
+  const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
+  SW_ASSIGN(Capture captured, capture(state, *host_, known_torn, capture_options));
+  spec.at_once_bytes = captured.at_once_size_bytes;
+  const bool needs_fence = captured.needs_fence;
+
+  auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
+  auto voyage = std::make_shared<Voyage>();
+  voyage->snapshot = snapshot;
+  voyage->state = std::move(state);
+  voyage->captured = std::move(captured);
+  snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
+    if (const auto self = weak.lock()) give_up(self, error);
+  });
+  {
+    std::lock_guard lock(mutex_);
+    if (!attempt_ && to_adopt_.empty() && !last_step_) {
+      for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
+    }
+    last_step_ = step;
+    active_.push_back(voyage);
+    to_plan_.push_back(std::move(voyage));
+    start_threads();
+  }
+  changed_.notify_all();
+  if (needs_fence) static_cast<void>(snapshot->fence());  // its outcome stays in the snapshot
+  snapshot->finish_save();
+  return std::optional<Snapshot>(Snapshot(std::move(snapshot)));
+}
+
+Status Engine::Impl::check_step(std::uint64_t step) const {
+  if (last_step_ && step <= *last_step_) {
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("step {} cannot be saved after step {}: steps must grow; to go back, restore(step=...) first", step, *last_step_),
+                options_.path);
+  }
+  if (last_step_) return {};
+  // A fresh start must not bury checkpoints that nobody looked at.
+  std::optional<std::uint64_t> newest;
+  for (const VersionInfo& version : counting_) newest = std::max(newest.value_or(0), version.step);
+  for (const CatalogEntry& entry : unreadable_) newest = std::max(newest.value_or(0), entry.name.step);
+  if (newest && *newest >= step) {
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("step {} cannot be saved: the directory holds checkpoints up to step {} that this run did not restore; call "
+                            "restore() first, or use another directory",
+                            step, *newest),
+                options_.path);
+  }
+  return {};
+}
+
+bool Engine::Impl::wait_for_room(Lock& lock) {
+  while (active_.size() >= options_.in_flight) {
+    const auto patience = options_.stall_timeout - facts_->still_for();
+    if (patience <= Instant::duration::zero()) return false;
+    changed_.wait_for(lock, patience);
+  }
+  return true;
+}
+
+std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Impl::Spec& spec, Error error) {
+  auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
+  note_error(error);
+  log_.error("{}", error.to_string());
+  snapshot->fail(std::move(error));
+  snapshot->release_sources();
+  snapshot->finish_save();
+  std::lock_guard lock(mutex_);
+  ++stats_.snapshots_failed;
+  return snapshot;
+}
+
+void Engine::Impl::start_threads() {
+  if (commit_thread_.joinable()) return;
+  plan_thread_ = start_thread("sw-plan", [this](std::stop_token stop) { plan_loop(std::move(stop)); });
+  commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
+}
+
+void Engine::Impl::plan_loop(std::stop_token stop) {
+  while (true) {
+    std::shared_ptr<Voyage> voyage;
+    {
+      Lock lock(mutex_);
+      if (!changed_.wait(lock, stop, [&] { return !to_plan_.empty(); })) return;
+      voyage = std::move(to_plan_.front());
+      to_plan_.pop_front();
+    }
+    if (auto status = plan(voyage); !status) {
+      voyage->snapshot->fail(status.error());
+      voyage->state.owner.reset();
+      voyage->snapshot->release_sources();
+      arrive(*voyage);
+    }
+  }
+}
+
+Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
+  const std::uint64_t step = voyage->snapshot->step();
+  {
+    std::lock_guard lock(versions_mutex_);
+    SW_ASSIGN(voyage->attempt, ensure_attempt());
+    voyage->name = {step, voyage->attempt.number};
+    SW_ASSIGN(voyage->directory, versions_->make_version(step));
+  }
+  SW_ASSIGN(SnapshotLayout layout,
+            plan_layout(voyage->state, {.step = step, .attempt = voyage->attempt.number, .rank = 0, .world = 1}));
+  voyage->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
+  voyage->snapshot->set_total(voyage->layout->size_bytes);
+  SW_TRY(ensure_pipeline(*voyage->layout));
+  {
+    std::lock_guard lock(voyage->mutex);
+    if (voyage->given_up) return fail(voyage->snapshot->error().value_or(Error{}));
+    voyage->launched = true;
+  }
+  const auto on_arrived = [this, voyage = voyage.get()] { arrive(*voyage); };
+  pipeline_->launch(voyage, on_arrived);
+  // While the bytes move: the index follows from the layout alone.
+  voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout));
+  voyage->end_one(on_arrived);
+  return {};
+}
+
+Result<Attempt> Engine::Impl::ensure_attempt() {
+  std::vector<VersionName> adopted;
+  {
+    std::lock_guard lock(mutex_);
+    if (attempt_) return *attempt_;
+    adopted = to_adopt_;
+  }
+  SW_ASSIGN(Attempt attempt, versions_->claim(options_.run_name, std::move(adopted)));
+  std::lock_guard lock(mutex_);
+  attempt_ = attempt;
+  to_adopt_.clear();
+  return attempt;
+}
+
+Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
+  if (pipeline_) return {};
+  std::uint64_t state_slabs = 0;
+  for (const StreamLayout& part : layout.parts) state_slabs += part.window_count(options_.slab_bytes);
+  std::uint64_t slabs = options_.pool_bytes / options_.slab_bytes;
+  if (slabs == 0) {
+    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
+  }
+  slabs = std::clamp<std::uint64_t>(slabs, 2, 1u << 20);
+  SW_ASSIGN(auto pipeline, Pipeline::create(*fs_, options_, static_cast<std::uint32_t>(slabs), log_));
+  log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(slabs * options_.slab_bytes),
+            format_bytes(layout.size_bytes), pipeline->writer().backend());
+  std::lock_guard lock(mutex_);
+  pipeline_ = std::move(pipeline);
+  return {};
+}
+
+void Engine::Impl::give_up(const std::shared_ptr<Voyage>& voyage, const Error& error) {
+  {
+    std::lock_guard lock(voyage->mutex);
+    if (!voyage->launched) {
+      voyage->given_up = true;
+      voyage->snapshot->fail(error);
+      voyage->snapshot->release_sources();
+      return;
+    }
+  }
+  pipeline_->cancel(*voyage, error);
+}
+
+void Engine::Impl::arrive(Voyage& voyage) {
+  {
+    std::lock_guard lock(mutex_);
+    voyage.arrived = true;
+  }
+  changed_.notify_all();
+}
+
+std::vector<std::shared_ptr<Snapshot::Impl>> Engine::Impl::in_flight() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<Snapshot::Impl>> snapshots;
+  for (const auto& voyage : active_) snapshots.push_back(voyage->snapshot);
+  return snapshots;
+}
+
+Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
+  if (disowned()) return fail(disowned_error());
+  const auto deadline = Instant::now() + timeout.value_or(std::chrono::milliseconds(0));
+  for (const auto& snapshot : in_flight()) {
+    std::optional<std::chrono::milliseconds> left;
+    if (timeout) left = std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(deadline - Instant::now()));
+    // Its own error is kept as the engine's background error; only a time-out ends the waiting.
+    if (auto status = snapshot->wait(level, left); !status && !snapshot->error()) return status;
+  }
+  if (level == Level::kCommitted) {  // and let the commit thread finish with the failed ones, so that the directory is tidy
+    Lock lock(mutex_);
+    const auto idle = [&] { return active_.empty(); };
+    if (!timeout) changed_.wait(lock, idle);
+    else if (!changed_.wait_until(lock, deadline, idle))
+      return fail(ErrorKind::kTimeout, "the last snapshots have ended, but were not cleared away in time", options_.path);
+  }
+  std::lock_guard lock(mutex_);
+  if (first_error_) return fail(*std::exchange(first_error_, std::nullopt));
+  return {};
+}
+
+Status Engine::Impl::fence() {
+  if (disowned()) return fail(disowned_error());
+  Status first;
+  for (const auto& snapshot : in_flight()) {
+    if (auto status = snapshot->fence(); !status && first) first = std::move(status);
+  }
+  return first;
+}
+
+void Engine::Impl::note_error(const Error& error) {
+  std::lock_guard lock(mutex_);
+  if (!first_error_) first_error_ = error;
+}
+
+std::optional<Error> Engine::Impl::background_error() const {
+  if (disowned()) return disowned_error();
+  std::lock_guard lock(mutex_);
+  return first_error_;
+}
+
+std::vector<VersionInfo> Engine::Impl::versions() const {
+  if (disowned()) return {};
+  std::lock_guard lock(mutex_);
+  return counting_;
+}
+
+EngineStats Engine::Impl::stats() const {
+  if (disowned()) return {};
+  std::lock_guard lock(mutex_);
+  EngineStats stats = stats_;
+  if (pipeline_) {
+    stats.pool_bytes = pipeline_->pool_bytes();
+    stats.bytes_written = pipeline_->writer().bytes_written();
+    stats.io_backend = pipeline_->writer().backend();
+    stats.direct_io = options_.direct_io && pipeline_->writer().direct();
+    stats.registered_buffers = pipeline_->writer().registered_buffers();
+  }
+  return stats;
+}
+
+Status Engine::Impl::close(std::optional<std::chrono::milliseconds> timeout) {
+  if (disowned()) return {};
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return {};
+    closed_ = true;
+  }
+  Status status = wait(Level::kCommitted, timeout);
+  std::string unfinished;
+  for (const auto& snapshot : in_flight()) unfinished += fmt::format("{}{}", unfinished.empty() ? "" : ", ", snapshot->step());
+  if (unfinished.empty()) {
+    shut_down(true);
+    return status;
+  }
+  {
+    const bool ended = shut_down_within(kCloseGrace);
+    if (!ended) log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
+    return fail(ErrorKind::kTimeout, fmt::format("closed before everything was committed; given up: step {}", unfinished), options_.path);
+  }
+}
+
+bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
+  struct Ended {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ended = false;
+  };
+  auto state = std::make_shared<Ended>();
+  stuck_ = true;
+  close_thread_ = start_thread("sw-close", [this, state](std::stop_token) {
+    shut_down(false);
+    {
+      std::lock_guard lock(state->mutex);
+      state->ended = true;
+    }
+    state->changed.notify_all();
+  });
+  std::unique_lock lock(state->mutex);
+  if (!state->changed.wait_for(lock, grace, [&] { return state->ended; })) return false;
+  lock.unlock();
+  close_thread_.join();
+  stuck_ = false;
+  return true;
+}
+
+void Engine::Impl::shut_down(bool in_time) {
+  const Error closing{.kind = ErrorKind::kClosed, .message = "the checkpointer was closed before this snapshot was committed", .path = options_.path};
+  if (!in_time) {
+    std::vector<std::shared_ptr<Voyage>> voyages;
+    {
+      std::lock_guard lock(mutex_);
+      voyages.assign(active_.begin(), active_.end());
+    }
+    for (const auto& voyage : voyages) {
+      voyage->snapshot->fail(closing);
+      give_up(voyage, closing);
+    }
+  }
+  plan_thread_.request_stop();
+  if (plan_thread_.joinable()) plan_thread_.join();
+  if (!in_time) {  // what the plan thread never saw
+    std::lock_guard lock(mutex_);
+    for (const auto& voyage : to_plan_) {
+      voyage->snapshot->release_sources();
+      voyage->arrived = true;
+    }
+    to_plan_.clear();
+  }
+  EngineStats last = stats();
+  std::unique_ptr<Pipeline> pipeline;
+  {
+    std::lock_guard lock(mutex_);
+    pipeline = std::move(pipeline_);
+  }
+  pipeline.reset();  // every voyage has arrived now
+  commit_thread_.request_stop();
+  if (commit_thread_.joinable()) commit_thread_.join();
+  std::lock_guard lock(mutex_);
+  stats_ = last;
+  versions_.reset();
+}
+
+}  // namespace slackwater

@@ -1,0 +1,126 @@
+// Engine::Impl: composition root. Owns file system, version store, pipeline and the two threads that frame it:
+//   sw-plan    layout, attempt, directory: what must be known before bytes move; keeps file-system calls off the trainer's thread
+//   sw-commit  sync, record, decision, retention; in the order of the steps
+// Thread rule: as Engine; members are grouped by what guards them.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/fork_guard.hpp"
+#include "base/log.hpp"
+#include "commit/version_store.hpp"
+#include "device/device.hpp"
+#include "engine/pipeline.hpp"
+#include "engine/shared_facts.hpp"
+#include "engine/voyage.hpp"
+#include "os/clock.hpp"
+#include "os/file_system.hpp"
+#include "slackwater/engine.hpp"
+
+namespace slackwater {
+
+// What tests may replace.
+struct EngineParts {
+  std::unique_ptr<FileSystem> fs;  // null: the real one
+  std::unique_ptr<Clock> clock;
+};
+
+[[nodiscard]] Result<Engine> open_engine(Options options, EngineParts parts);
+
+class Engine::Impl {
+ public:
+  Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, Catalog catalog, Log log);
+  ~Impl();  // after close()
+
+  Result<std::optional<Snapshot>> save(std::uint64_t step, State state);
+  Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
+  Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
+  Status fence();
+  [[nodiscard]] std::vector<VersionInfo> versions() const;
+  Status pin(std::uint64_t step);
+  Status remove(std::uint64_t step);
+  [[nodiscard]] std::optional<Error> background_error() const;
+  [[nodiscard]] EngineStats stats() const;
+  Status close(std::optional<std::chrono::milliseconds> timeout);
+  void log_error(const Error& error) const { log_.error("{}", error.to_string()); }
+  [[nodiscard]] bool disowned() const { return facts_->disowned.load(std::memory_order_acquire); }
+  // Storage does not answer and threads hang in it: this object can never be destroyed, only be left behind.
+  [[nodiscard]] bool stuck() const { return stuck_.load(std::memory_order_acquire); }
+
+ private:
+  using Instant = SharedFacts::Instant;
+  using Lock = std::unique_lock<std::mutex>;
+
+  [[nodiscard]] Status usable() const;                                    // open, and in its own process
+  [[nodiscard]] Status check_step(std::uint64_t step) const;              // needs mutex_
+  [[nodiscard]] bool wait_for_room(Lock& lock);                           // false: stalled
+  [[nodiscard]] std::shared_ptr<Snapshot::Impl> failed_snapshot(const Snapshot::Impl::Spec& spec, Error error);
+  [[nodiscard]] std::vector<std::shared_ptr<Snapshot::Impl>> in_flight() const;
+  void start_threads();                                                   // needs mutex_
+  void note_error(const Error& error);
+
+  void plan_loop(std::stop_token stop);
+  [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage);
+  [[nodiscard]] Status ensure_pipeline(const SnapshotLayout& layout);
+  [[nodiscard]] Result<Attempt> ensure_attempt();
+  void give_up(const std::shared_ptr<Voyage>& voyage, const Error& error);
+  void arrive(Voyage& voyage);
+
+  void commit_loop(std::stop_token stop);
+  void finish(Voyage& voyage);                     // commits or clears away one voyage that arrived
+  [[nodiscard]] Status commit(Voyage& voyage);
+  void clear_away(const Voyage& voyage);
+  void refresh_catalog();                          // needs versions_mutex_
+  void tell_pool(const Snapshot::Impl& snapshot) const;
+
+  [[nodiscard]] Result<VersionName> find_version(std::uint64_t step) const;
+  void use_restored(const VersionInfo& version, const Catalog& catalog);
+  void shut_down(bool in_time);
+  [[nodiscard]] bool shut_down_within(std::chrono::milliseconds grace);
+
+  // Constant after construction.
+  const Options options_;
+  const Log log_;
+  const std::unique_ptr<FileSystem> fs_;
+  const std::unique_ptr<Clock> clock_;
+  const std::unique_ptr<Device> host_;
+  const std::shared_ptr<SharedFacts> facts_;
+
+  // The version store takes one caller at a time. Taken before mutex_, never after.
+  std::mutex versions_mutex_;
+  std::unique_ptr<VersionStore> versions_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable_any changed_;
+  std::deque<std::shared_ptr<Voyage>> to_plan_;
+  std::deque<std::shared_ptr<Voyage>> active_;  // by step; front commits first
+  std::vector<VersionInfo> counting_;           // versions that count, oldest first
+  std::vector<CatalogEntry> unreadable_;        // versions whose manifest could not be read
+  std::optional<std::uint64_t> last_step_;      // saved or restored by this engine
+  std::optional<Attempt> attempt_;
+  std::vector<VersionName> to_adopt_;
+  std::set<std::string, std::less<>> known_torn_;
+  std::optional<Error> first_error_;            // not yet reported by wait() or close()
+  EngineStats stats_;
+  std::uint64_t saves_ = 0;
+  bool closed_ = false;
+  bool told_pool_ = false;
+
+  std::unique_ptr<Pipeline> pipeline_;  // made by the plan thread, under mutex_; then constant until shut_down()
+  ForkGuard fork_guard_;
+  std::jthread plan_thread_;    // started last
+  std::jthread commit_thread_;
+  std::jthread close_thread_;   // only when close() ran out of time
+  std::atomic<bool> stuck_{false};
+};
+
+}  // namespace slackwater

@@ -1,0 +1,177 @@
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <string>
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "slackwater/options.hpp"
+
+namespace slackwater {
+namespace {
+
+using Setter = Status (*)(Options&, std::string_view);
+
+Result<std::uint64_t> parse_count(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (code != std::errc{} || end != text.data() + text.size())
+    return fail(ErrorKind::kInvalidArgument, "takes a whole number, 0 or more");
+  return value;
+}
+
+Result<unsigned> parse_small_count(std::string_view text, unsigned least, unsigned most) {
+  SW_ASSIGN(const std::uint64_t value, parse_count(text));
+  if (value < least || value > most)
+    return fail(ErrorKind::kInvalidArgument, fmt::format("takes a whole number from {} to {}", least, most));
+  return static_cast<unsigned>(value);
+}
+
+Result<bool> parse_flag(std::string_view text) {
+  if (text == "true" || text == "1" || text == "yes") return true;
+  if (text == "false" || text == "0" || text == "no") return false;
+  return fail(ErrorKind::kInvalidArgument, "takes true or false");
+}
+
+Status set_pool(Options& options, std::string_view text) {
+  if (text == "auto") {
+    options.pool_bytes = 0;
+    return {};
+  }
+  SW_ASSIGN(options.pool_bytes, parse_bytes(text));
+  if (options.pool_bytes == 0) return fail(ErrorKind::kInvalidArgument, "takes auto or a size above 0");
+  return {};
+}
+
+Status set_slab(Options& options, std::string_view text) {
+  SW_ASSIGN(const std::uint64_t bytes, parse_bytes(text));
+  if (bytes == 0 || bytes % kBlockBytes != 0 || bytes > (1u << 30))
+    return fail(ErrorKind::kInvalidArgument, "takes a multiple of 1MiB, at most 1GiB");
+  options.slab_bytes = bytes;
+  return {};
+}
+
+Status set_copy_threads(Options& options, std::string_view text) {
+  SW_ASSIGN(options.copy_threads, parse_small_count(text, 0, 64));
+  return {};
+}
+
+Status set_queue_depth(Options& options, std::string_view text) {
+  SW_ASSIGN(options.queue_depth, parse_small_count(text, 0, 1024));
+  return {};
+}
+
+Status set_in_flight(Options& options, std::string_view text) {
+  SW_ASSIGN(options.in_flight, parse_small_count(text, 1, 64));
+  return {};
+}
+
+Status set_on_busy(Options& options, std::string_view text) {
+  if (text != "wait" && text != "skip") return fail(ErrorKind::kInvalidArgument, "takes wait or skip");
+  options.on_busy = text == "wait" ? OnBusy::kWait : OnBusy::kSkip;
+  return {};
+}
+
+Status set_on_damage(Options& options, std::string_view text) {
+  if (text != "fallback" && text != "raise") return fail(ErrorKind::kInvalidArgument, "takes fallback or raise");
+  options.on_damage = text == "fallback" ? OnDamage::kFallback : OnDamage::kRaise;
+  return {};
+}
+
+Status set_keep(Options& options, std::string_view text) {
+  SW_ASSIGN(options.keep, parse_count(text));
+  return {};
+}
+
+Status set_keep_every(Options& options, std::string_view text) {
+  SW_ASSIGN(options.keep_every, parse_count(text));
+  return {};
+}
+
+Status set_paranoid(Options& options, std::string_view text) {
+  SW_ASSIGN(options.paranoid, parse_flag(text));
+  return {};
+}
+
+Status set_io_backend(Options& options, std::string_view text) {
+  if (text == "auto") options.io_backend = IoBackend::kAuto;
+  else if (text == "uring") options.io_backend = IoBackend::kUring;
+  else if (text == "threads") options.io_backend = IoBackend::kThreads;
+  else return fail(ErrorKind::kInvalidArgument, "takes auto, uring or threads");
+  return {};
+}
+
+Status set_direct_io(Options& options, std::string_view text) {
+  SW_ASSIGN(options.direct_io, parse_flag(text));
+  return {};
+}
+
+Status set_stall_timeout(Options& options, std::string_view text) {
+  double seconds = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (code != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e6)
+    return fail(ErrorKind::kInvalidArgument, "takes seconds above 0, such as 60 or 0.5");
+  options.stall_timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+  return {};
+}
+
+Status set_run_name(Options& options, std::string_view text) {
+  if (text.size() > 1024) return fail(ErrorKind::kInvalidArgument, "takes at most 1024 bytes of text");
+  options.run_name = text;
+  return {};
+}
+
+struct Row {
+  OptionInfo info;
+  Setter set;
+};
+
+constexpr std::array kRows{
+    Row{{"pool", "bytes", "auto", "", "Host memory for bytes on their way; auto is the size of the state, at most a quarter of available memory."},
+        set_pool},
+    Row{{"slab", "bytes", "8MiB", "", "Size of one buffer of the pool, a multiple of 1 MiB."}, set_slab},
+    Row{{"copy_threads", "count", "0", "", "Threads that copy tensors into the pool; 0 takes up to two, as cores allow."}, set_copy_threads},
+    Row{{"queue_depth", "count", "0", "", "Writes under way at once; 0 chooses by itself."}, set_queue_depth},
+    Row{{"in_flight", "count", "2", "", "Snapshots on their way at once before a save finds the engine busy."}, set_in_flight},
+    Row{{"on_busy", "choice", "wait", "wait|skip", "What save does when that many are on their way: wait for one, or skip this step."}, set_on_busy},
+    Row{{"on_damage", "choice", "fallback", "fallback|raise", "What restore does with a damaged version: use the one before it, or raise an error."},
+        set_on_damage},
+    Row{{"keep", "count", "2", "", "Newest checkpoints kept; 0 keeps all."}, set_keep},
+    Row{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept too; 0 is none."}, set_keep_every},
+    Row{{"paranoid", "flag", "false", "", "Hash every byte inside save and again after the copy, to catch any change in between."}, set_paranoid},
+    Row{{"io_backend", "choice", "auto", "auto|uring|threads", "How files are written and read; auto takes io_uring where it is permitted."},
+        set_io_backend},
+    Row{{"direct_io", "flag", "true", "", "Bypass the page cache (O_DIRECT) where the file system takes it."}, set_direct_io},
+    Row{{"stall_timeout", "seconds", "60", "", "A snapshot that makes no progress for this long is given up, so that training goes on."},
+        set_stall_timeout},
+    Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
+};
+
+constexpr auto kInfos = [] {
+  std::array<OptionInfo, kRows.size()> infos{};
+  for (std::size_t i = 0; i < kRows.size(); ++i) infos[i] = kRows[i].info;
+  return infos;
+}();
+
+}  // namespace
+
+std::span<const OptionInfo> option_table() { return kInfos; }
+
+Status set_option(Options& options, std::string_view name, std::string_view value) {
+  for (const Row& row : kRows) {
+    if (row.info.name != name) continue;
+    if (auto status = row.set(options, value); !status) {
+      return fail(ErrorKind::kInvalidArgument,
+                  fmt::format("option '{}' was given '{}': {}", name, value, status.error().message));
+    }
+    return {};
+  }
+  std::string known;
+  for (const OptionInfo& info : kInfos) known += fmt::format("{}{}", known.empty() ? "" : ", ", info.name);
+  return fail(ErrorKind::kInvalidArgument, fmt::format("there is no option '{}'; there are: {}", name, known));
+}
+
+}  // namespace slackwater

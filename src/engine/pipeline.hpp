@@ -1,0 +1,55 @@
+// Pipeline: the part of the road with threads on it: pool, copy threads, writer. The only place that joins stage and store.
+// Owned by the engine, made at its first save. Thread rule: launch() from the plan thread, the rest from any.
+// Lifetime: FileSystem outlives it. The destructor ends what is under way and waits for writes in flight.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "base/log.hpp"
+#include "engine/voyage.hpp"
+#include "os/file_system.hpp"
+#include "slackwater/options.hpp"
+#include "stage/pool.hpp"
+#include "stage/stager.hpp"
+#include "store/stream_writer.hpp"
+
+namespace slackwater {
+
+class Pipeline {
+ public:
+  [[nodiscard]] static Result<std::unique_ptr<Pipeline>> create(FileSystem& fs, const Options& options, std::uint32_t slab_count, Log log);
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  // Opens the streams and queues the copies; needs directory, layout and captured sources. `on_arrived` is called once,
+  // when nothing of this voyage is under way any more, which includes the caller: he too ends with Voyage::end_one(). The snapshot tells whether it failed.
+  void launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived);
+  // Gives a launched voyage up; it arrives as failed.
+  void cancel(Voyage& voyage, const Error& error);
+
+  [[nodiscard]] std::uint64_t pool_bytes() const { return pool_->slab_bytes() * pool_->slab_count(); }
+  [[nodiscard]] const StreamWriter& writer() const { return *writer_; }
+  void disown();
+
+ private:
+  // The pool's touching thread registers slabs with the writer; the writer must be able to go first.
+  struct Registrar {
+    std::mutex mutex;
+    StreamWriter* writer = nullptr;
+  };
+
+  Pipeline() = default;
+
+  bool direct_io_ = true;
+  std::shared_ptr<Registrar> registrar_;
+  std::unique_ptr<Pool> pool_;
+  std::unique_ptr<StreamWriter> writer_;
+  std::unique_ptr<Stager> stager_;
+};
+
+}  // namespace slackwater

@@ -1,0 +1,132 @@
+// Restore, pin, remove: what the trainer's thread does with versions that exist.
+#include <algorithm>
+#include <utility>
+
+#include "base/result.hpp"
+#include "engine/engine_impl.hpp"
+#include "restore/checkpoint_reader.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr std::uint64_t kRestoreBufferBytes = 64u << 20;
+
+// Damage that another version may not have; everything else is the caller's business.
+bool is_damage(const Error& error) {
+  return error.kind == ErrorKind::kCorrupt || error.kind == ErrorKind::kIo || error.kind == ErrorKind::kNotFound;
+}
+
+std::string listed(const std::vector<VersionInfo>& versions) {
+  std::string text;
+  for (const VersionInfo& version : versions) text += fmt::format("{}{}", text.empty() ? "" : ", ", version.step);
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& options, const Plan& plan) {
+  SW_TRY(usable());
+  static_cast<void>(wait(Level::kCommitted, {}));  // their errors were logged and are kept in the snapshots
+  Catalog catalog;
+  {
+    std::lock_guard lock(versions_mutex_);
+    SW_ASSIGN(catalog, versions_->scan());
+  }
+
+  // Newest first; an unreadable manifest is a damaged version, unless a newer program wrote it.
+  std::vector<CatalogEntry> candidates;
+  for (const CatalogEntry& entry : catalog.entries) {
+    const bool damaged = entry.state == VersionState::kUnreadable && entry.current;
+    if (entry.state != VersionState::kCounts && !damaged) continue;
+    if (options.step && entry.name.step != *options.step) continue;
+    candidates.push_back(entry);
+  }
+  std::ranges::reverse(candidates);
+  if (candidates.empty()) {
+    if (!options.step) return std::optional<Restored>();
+    return fail(ErrorKind::kNotFound,
+                fmt::format("there is no checkpoint of step {}; there are: {}", *options.step, listed(catalog.counting())), options_.path);
+  }
+
+  Restored restored;
+  bool placing_began = false;
+  for (const CatalogEntry& entry : candidates) {
+    std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
+    const auto attempt_one = [&]() -> Status {
+      if (entry.error) return fail(*entry.error);
+      const ReaderParts parts{.fs = fs_.get(), .pool = nullptr};
+      const ReadOptions read_options{.buffer_bytes = kRestoreBufferBytes,
+                                     .io_backend = options_.io_backend,
+                                     .direct_io = options_.direct_io,
+                                     .log = options_.log};
+      SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
+      auto targets = plan(checkpoint);
+      if (!targets) {
+        refusal = targets.error();
+        return fail(targets.error());
+      }
+      placing_began = true;
+      return checkpoint.read(*targets);
+    };
+    auto status = attempt_one();
+    if (status) {
+      restored.version = entry.info;
+      use_restored(entry.info, catalog);
+      return std::optional<Restored>(std::move(restored));
+    }
+    if (refusal) return fail(*refusal);
+    if (!is_damage(status.error()) || options_.on_damage == OnDamage::kRaise || options.step) {
+      Error error = status.error();
+      if (placing_began) error.message += "; the state was partly overwritten and is undefined";
+      return fail(std::move(error));
+    }
+    log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
+    restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
+  }
+
+  std::string all;
+  for (const std::string& damage : restored.damaged) all += "\n  " + damage;
+  return fail(ErrorKind::kCorrupt,
+              fmt::format("no checkpoint could be restored{}:{}",
+                          placing_began ? "; the state was partly overwritten and is undefined" : "", all),
+              options_.path);
+}
+
+// From here on this run continues that version: what came after it is superseded at the next commit.
+void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catalog) {
+  std::lock_guard lock(mutex_);
+  attempt_.reset();
+  to_adopt_.clear();
+  for (const VersionInfo& counting : catalog.counting()) {
+    if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});
+  }
+  last_step_ = version.step;
+}
+
+Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
+  std::lock_guard lock(mutex_);
+  for (const VersionInfo& version : counting_) {
+    if (version.step == step) return VersionName{version.step, version.attempt};
+  }
+  return fail(ErrorKind::kNotFound, fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(counting_)), options_.path);
+}
+
+Status Engine::Impl::pin(std::uint64_t step) {
+  SW_TRY(usable());
+  SW_ASSIGN(const VersionName name, find_version(step));
+  std::lock_guard lock(versions_mutex_);
+  SW_TRY(versions_->pin(name));
+  refresh_catalog();
+  return {};
+}
+
+Status Engine::Impl::remove(std::uint64_t step) {
+  SW_TRY(usable());
+  SW_ASSIGN(const VersionName name, find_version(step));
+  std::lock_guard lock(versions_mutex_);
+  SW_TRY(versions_->remove(name));
+  refresh_catalog();
+  return {};
+}
+
+}  // namespace slackwater

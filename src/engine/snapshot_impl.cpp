@@ -1,0 +1,241 @@
+#include "engine/snapshot_impl.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/units.hpp"
+
+namespace slackwater {
+
+std::string_view to_string(Level level) {
+  switch (level) {
+    case Level::kCaptured: return "captured";
+    case Level::kStaged: return "staged";
+    case Level::kDurable: return "durable";
+    case Level::kCommitted: return "committed";
+  }
+  return "unknown";
+}
+
+Error disowned_error() {
+  return Error{.kind = ErrorKind::kClosed,
+               .message = "this process was forked from the one that owns the checkpointer; open one of its own here",
+               .path = {}};
+}
+
+Error torn_error(std::uint64_t step, const std::string& tensor) {
+  return Error{.kind = ErrorKind::kTorn,
+               .message = fmt::format("step {} was not checkpointed: tensor '{}' was written to between save() and the fence; call "
+                                      "fence() before writing to it (it is captured inside save() from now on)",
+                                      step, tensor),
+               .path = {}};
+}
+
+Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts)
+    : spec_(spec), facts_(std::move(facts)), sealed_(!spec.sealed_by_caller) {
+  stats_.tensor_count = spec.tensor_count;
+  stats_.at_once_bytes = spec.at_once_bytes;
+  stats_.busy_seconds = spec.busy_seconds;
+}
+
+Status Snapshot::Impl::fence() {
+  if (disowned()) return slackwater::fail(disowned_error());
+  const auto began = Instant::now();
+  std::unique_lock lock(mutex_);
+  while (!released_) {
+    const auto patience = spec_.stall_timeout - facts_->still_for();
+    if (patience > Instant::duration::zero()) {
+      changed_.wait_for(lock, patience);
+      continue;
+    }
+    // Nothing has moved for too long: training matters more than this snapshot.
+    lock.unlock();
+    {
+      std::lock_guard cancel_lock(cancel_mutex_);
+      if (cancel_) {
+        cancel_(Error{.kind = ErrorKind::kTimeout,
+                      .message = fmt::format("step {} was given up: storage made no progress for {}, and training was waiting at the fence",
+                                             spec_.step, format_seconds(std::chrono::duration<double>(spec_.stall_timeout).count())),
+                      .path = {},
+                      .retryable = true});
+      }
+    }
+    facts_->note_progress();  // the next look comes after another full stall_timeout
+    lock.lock();
+  }
+  stats_.fence_seconds += std::chrono::duration<double>(Instant::now() - began).count();
+  if (error_) return slackwater::fail(*error_);
+  return {};
+}
+
+Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
+  if (disowned()) return slackwater::fail(disowned_error());
+  std::unique_lock lock(mutex_);
+  const auto over = [&] { return reached(level) || error_.has_value(); };
+  if (!timeout) {
+    changed_.wait(lock, over);
+  } else if (!changed_.wait_for(lock, *timeout, over)) {
+    return slackwater::fail(Error{
+        .kind = ErrorKind::kTimeout,
+        .message = fmt::format("step {} is not {} after {}: {}", spec_.step, to_string(level),
+                               format_seconds(std::chrono::duration<double>(*timeout).count()), standing()),
+        .path = {},
+        .retryable = true});
+  }
+  // An error after the level was reached (a torn capture seen at commit) is still the truth about this snapshot.
+  if (error_) return slackwater::fail(*error_);
+  return {};
+}
+
+bool Snapshot::Impl::released() const {
+  if (disowned()) return true;
+  std::lock_guard lock(mutex_);
+  return released_;
+}
+
+bool Snapshot::Impl::wait_released(std::optional<std::chrono::milliseconds> timeout) const {
+  if (disowned()) return true;
+  std::unique_lock lock(mutex_);
+  if (!timeout) {
+    changed_.wait(lock, [&] { return released_; });
+    return true;
+  }
+  return changed_.wait_for(lock, *timeout, [&] { return released_; });
+}
+
+void Snapshot::Impl::seal(std::optional<std::string> torn_tensor) {
+  if (disowned()) return;
+  if (torn_tensor) {
+    fail_torn(std::move(*torn_tensor));
+    return;
+  }
+  {
+    std::lock_guard lock(mutex_);
+    sealed_ = true;
+  }
+  changed_.notify_all();
+}
+
+std::optional<Error> Snapshot::Impl::error() const {
+  if (disowned()) return disowned_error();
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+Progress Snapshot::Impl::progress() const {
+  if (disowned()) return {};
+  std::lock_guard lock(mutex_);
+  return Progress{.level = level_,
+                  .failed = error_.has_value(),
+                  .total_bytes = stats_.total_bytes,
+                  .staged_bytes = staged_bytes_.load(std::memory_order_relaxed),
+                  .written_bytes = written_bytes_.load(std::memory_order_relaxed)};
+}
+
+SnapshotStats Snapshot::Impl::stats() const {
+  if (disowned()) return {};
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+void Snapshot::Impl::set_cancel(std::function<void(Error)> cancel) {
+  std::lock_guard lock(cancel_mutex_);
+  cancel_ = std::move(cancel);
+}
+
+void Snapshot::Impl::finish_save() {
+  std::lock_guard lock(mutex_);
+  stats_.save_seconds = since_save_began();
+}
+
+void Snapshot::Impl::set_total(std::uint64_t total_bytes) {
+  facts_->note_progress();
+  std::lock_guard lock(mutex_);
+  stats_.total_bytes = total_bytes;
+}
+
+void Snapshot::Impl::add_staged(std::uint64_t bytes) {
+  staged_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  facts_->note_progress();
+}
+
+void Snapshot::Impl::add_written(std::uint64_t bytes) {
+  written_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  facts_->note_progress();
+}
+
+void Snapshot::Impl::reach(Level level) {
+  facts_->note_progress();
+  {
+    std::lock_guard lock(mutex_);
+    if (error_ || level <= level_) return;
+    level_ = level;
+    switch (level) {
+      case Level::kCaptured: break;
+      case Level::kStaged: stats_.staged_seconds = since_save_began(); break;
+      case Level::kDurable: stats_.durable_seconds = since_save_began(); break;
+      case Level::kCommitted: stats_.committed_seconds = since_save_began(); break;
+    }
+  }
+  changed_.notify_all();
+}
+
+void Snapshot::Impl::release_sources() {
+  {
+    std::lock_guard lock(mutex_);
+    released_ = true;
+  }
+  changed_.notify_all();
+}
+
+void Snapshot::Impl::fail(Error error) {
+  {
+    std::lock_guard lock(mutex_);
+    if (error_ || level_ == Level::kCommitted) return;
+    error_ = std::move(error);
+  }
+  changed_.notify_all();
+}
+
+void Snapshot::Impl::fail_torn(std::string tensor) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!torn_tensor_) torn_tensor_ = tensor;
+    sealed_ = true;
+  }
+  fail(torn_error(spec_.step, tensor));
+}
+
+bool Snapshot::Impl::failed() const {
+  std::lock_guard lock(mutex_);
+  return error_.has_value();
+}
+
+void Snapshot::Impl::wait_for_seal() const {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return sealed_ || error_.has_value(); });
+}
+
+std::optional<std::string> Snapshot::Impl::torn_tensor() const {
+  std::lock_guard lock(mutex_);
+  return torn_tensor_;
+}
+
+void Snapshot::Impl::retire() {
+  std::lock_guard lock(cancel_mutex_);
+  cancel_ = nullptr;
+}
+
+double Snapshot::Impl::since_save_began() const {
+  return std::chrono::duration<double>(Instant::now() - spec_.save_began).count();
+}
+
+std::string Snapshot::Impl::standing() const {
+  return fmt::format("it is {}, {} of {} staged, {} written{}", to_string(level_),
+                     format_bytes(staged_bytes_.load(std::memory_order_relaxed)), format_bytes(stats_.total_bytes),
+                     format_bytes(written_bytes_.load(std::memory_order_relaxed)),
+                     sealed_ ? "" : ", and its sources were not yet found unchanged");
+}
+
+}  // namespace slackwater

@@ -1,0 +1,93 @@
+// Snapshot::Impl: the state machine of one snapshot. captured -> staged -> durable -> committed, or failed from anywhere before.
+// Shared by the user's handle and the engine's threads; holds no memory but its own few fields, so that a kept handle costs nothing.
+// Thread rule: thread-safe. In a forked child nothing is locked: SharedFacts::disowned is asked first.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "engine/shared_facts.hpp"
+#include "slackwater/engine.hpp"
+
+namespace slackwater {
+
+class Snapshot::Impl {
+ public:
+  using Instant = SharedFacts::Instant;
+
+  struct Spec {
+    std::uint64_t step = 0;
+    Instant::time_point save_began;
+    std::chrono::milliseconds stall_timeout{};
+    bool sealed_by_caller = false;
+    std::uint64_t tensor_count = 0;
+    std::uint64_t at_once_bytes = 0;
+    double busy_seconds = 0;
+  };
+  Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts);
+
+  // The user's side; slackwater/engine.hpp says what they mean.
+  Status fence();
+  Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
+  [[nodiscard]] bool released() const;
+  [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout) const;
+  void seal(std::optional<std::string> torn_tensor);
+  [[nodiscard]] std::optional<Error> error() const;
+  [[nodiscard]] Progress progress() const;
+  [[nodiscard]] SnapshotStats stats() const;
+  [[nodiscard]] std::uint64_t step() const { return spec_.step; }
+
+  // The engine's side.
+  void set_cancel(std::function<void(Error)> cancel);  // how to give it up while it is under way
+  void finish_save();                                  // save() is about to return
+  void set_total(std::uint64_t total_bytes);           // the layout is known
+  void add_staged(std::uint64_t bytes);
+  void add_written(std::uint64_t bytes);
+  void reach(Level level);                             // no effect on a failed snapshot
+  void release_sources();                              // no source byte will be read any more
+  void fail(Error error);                              // the first error stays; no effect once committed
+  void fail_torn(std::string tensor);
+  [[nodiscard]] bool failed() const;
+  void wait_for_seal() const;                          // until sealed or failed
+  [[nodiscard]] std::optional<std::string> torn_tensor() const;
+  // Committed or failed for good; the engine lets go of it.
+  void retire();
+
+ private:
+  [[nodiscard]] bool disowned() const { return facts_->disowned.load(std::memory_order_acquire); }
+  [[nodiscard]] double since_save_began() const;
+  [[nodiscard]] bool reached(Level level) const { return level_ >= level; }  // needs mutex_
+  [[nodiscard]] std::string standing() const;                                // needs mutex_
+
+  const Spec spec_;
+  const std::shared_ptr<SharedFacts> facts_;
+
+  std::atomic<std::uint64_t> staged_bytes_{0};
+  std::atomic<std::uint64_t> written_bytes_{0};
+
+  std::mutex cancel_mutex_;  // held while cancel_ runs, so that retire() cannot pull the engine from under it
+  std::function<void(Error)> cancel_;
+
+  mutable std::mutex mutex_;  // guards all below
+  mutable std::condition_variable changed_;
+  Level level_ = Level::kCaptured;
+  std::optional<Error> error_;
+  std::optional<std::string> torn_tensor_;
+  bool released_ = false;
+  bool sealed_;
+  SnapshotStats stats_;
+};
+
+// The error every call gives in a forked child.
+[[nodiscard]] Error disowned_error();
+// The error of a snapshot whose tensor changed between save() and the fence.
+[[nodiscard]] Error torn_error(std::uint64_t step, const std::string& tensor);
+
+}  // namespace slackwater

@@ -1,0 +1,56 @@
+// Voyage: everything one snapshot carries with it on the road, from save() to its end. Passed along by the engine's threads one
+// after the other (save -> plan -> copy and write -> commit), so most of it needs no lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commit/attempt.hpp"
+#include "commit/names.hpp"
+#include "engine/capture.hpp"
+#include "engine/snapshot_impl.hpp"
+#include "layout/stream_layout.hpp"
+#include "stage/stager.hpp"
+#include "store/stream_writer.hpp"
+
+namespace slackwater {
+
+struct Voyage {
+  std::shared_ptr<Snapshot::Impl> snapshot;
+  State state;
+  Capture captured;
+
+  // Set by the plan thread.
+  Attempt attempt;
+  VersionName name;
+  std::string directory;  // of this version; empty until it was made
+  std::shared_ptr<const SnapshotLayout> layout;
+  std::shared_ptr<StageJob> job;
+  std::vector<StreamWriter::StreamId> streams;  // by part
+  std::string index_text;
+
+  std::mutex mutex;       // guards what follows
+  bool launched = false;  // handed to the pipeline
+  bool given_up = false;  // cancelled before that
+  std::uint32_t under_way = 0;  // copies (1), streams (1 each) and the plan (1) that have not ended yet
+  std::vector<std::optional<WrittenStream>> written;  // by part
+
+  std::atomic<bool> arrived{false};  // nothing of it is under way any more: the commit thread's turn
+
+  void end_one(const std::function<void()>& on_arrived) {
+    bool last = false;
+    {
+      std::lock_guard lock(mutex);
+      last = --under_way == 0;
+    }
+    if (last) on_arrived();
+  }
+};
+
+}  // namespace slackwater

@@ -1,0 +1,285 @@
+#include "layout/safetensors_header.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "layout/header_writer.hpp"
+#include "layout/json_reader.hpp"
+#include "layout/name_table.hpp"
+#include "tensor/dtype.hpp"
+#include "tensor/shape.hpp"
+
+namespace slackwater {
+namespace {
+
+using Texts = std::map<std::string, std::string>;
+
+// Parses one header. Members are filled in the order of the functions below.
+class HeaderParser {
+ public:
+  HeaderParser(std::uint64_t data_bytes, const std::string& path) : data_bytes_(data_bytes), path_(path) {}
+
+  Status read_json(std::string_view json) {
+    JsonReader reader(json);
+    bool seen_metadata = false;
+    std::string key;
+    reader.begin_object();
+    while (reader.next_key(key)) {
+      if (key == "__metadata__") {
+        if (std::exchange(seen_metadata, true)) return corrupt("it has the key '__metadata__' twice");
+        if (!read_texts(reader, texts_)) return corrupt(reader.trouble());
+      } else {
+        SW_TRY(read_tensor(reader, std::move(key)));
+      }
+    }
+    if (!reader.finish()) return corrupt(reader.trouble());
+    return {};
+  }
+
+  // Offsets first, then names: both need every tensor.
+  Status check_tensors() {
+    SW_TRY(check_offsets());
+    for (const TensorInfo& tensor : tensors_) {
+      if (packed_bytes(tensor.dtype, tensor.shape) != tensor.size_bytes) {
+        return corrupt(fmt::format("it gives tensor '{}' {} bytes, which is not its shape [{}] of {}", tensor.name, tensor.size_bytes,
+                                   fmt::join(tensor.shape, ", "), dtype_name(tensor.dtype)));
+      }
+    }
+    return {};
+  }
+
+  // Takes apart __metadata__: identity, logical dtypes, aliases.
+  Result<ParsedHeader> interpret() {
+    ParsedHeader header;
+    std::vector<std::pair<std::string, std::string>> aliases;
+    Texts dtypes;
+    if (const auto format = texts_.find(std::string(kKeyFormat)); format != texts_.end()) {
+      if (format->second != kHeaderFormat) {
+        return fail(ErrorKind::kUnsupported,
+                    fmt::format("the file has Slackwater header format '{}', this build knows '{}'; use a newer Slackwater",
+                                format->second, kHeaderFormat),
+                    path_);
+      }
+      header.has_identity = true;
+      SW_ASSIGN(header.identity, read_identity());
+      header.tree = std::move(texts_[std::string(kKeyTree)]);
+      SW_ASSIGN(header.metadata, nested_texts(kKeyMetadata));
+      SW_ASSIGN(dtypes, nested_texts(kKeyDtypes));
+      SW_ASSIGN(Texts alias_texts, nested_texts(kKeyAliases));
+      aliases.assign(std::make_move_iterator(alias_texts.begin()), std::make_move_iterator(alias_texts.end()));
+    } else {
+      header.metadata = std::move(texts_);
+    }
+    SW_TRY(resolve_names(dtypes, aliases));
+    header.tensors = std::move(tensors_);
+    return header;
+  }
+
+ private:
+  std::unexpected<Error> corrupt(std::string_view what) const {
+    return fail(ErrorKind::kCorrupt, fmt::format("the safetensors header is damaged: {}", what), path_);
+  }
+
+  // An object of strings. Duplicate keys are refused.
+  static bool read_texts(JsonReader& reader, Texts& texts) {
+    std::string key;
+    reader.begin_object();
+    while (reader.next_key(key)) {
+      std::string value;
+      if (!reader.read_string(value)) return false;
+      const auto [member, inserted] = texts.try_emplace(std::move(key), std::move(value));
+      if (!inserted) return reader.refuse(fmt::format("it has the metadata key '{}' twice", member->first));
+    }
+    return !reader.failed();
+  }
+
+  Status read_tensor(JsonReader& reader, std::string name) {
+    TensorInfo& tensor = tensors_.emplace_back();
+    tensor.name = std::move(name);
+    bool seen_dtype = false, seen_shape = false, seen_offsets = false;
+    const auto twice = [&](bool& seen) { return std::exchange(seen, true); };
+    std::string& key = scratch_;
+    reader.begin_object();
+    while (reader.next_key(key)) {
+      bool again = false;
+      if (key == "dtype") {
+        again = twice(seen_dtype);
+        if (!reader.read_string(key)) break;
+        const std::optional<DType> dtype = dtype_from_safetensors(key);
+        if (!dtype) {
+          return fail(ErrorKind::kUnsupported, fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, key),
+                      path_);
+        }
+        tensor.dtype = *dtype;
+      } else if (key == "shape") {
+        again = twice(seen_shape);
+        reader.read_dimensions(tensor.shape);
+      } else if (key == "data_offsets") {
+        again = twice(seen_offsets);
+        SW_TRY(read_offsets(reader, tensor));
+      } else {
+        reader.refuse(fmt::format("it has an unknown field '{}' in tensor '{}'", key, tensor.name));
+      }
+      if (again) reader.refuse(fmt::format("it has a field of tensor '{}' twice", tensor.name));
+    }
+    if (reader.failed()) return corrupt(reader.trouble());
+    if (!seen_dtype || !seen_shape || !seen_offsets) {
+      return corrupt(fmt::format("it lacks dtype, shape or data_offsets of tensor '{}'", tensor.name));
+    }
+    return {};
+  }
+
+  Status read_offsets(JsonReader& reader, TensorInfo& tensor) {
+    std::uint64_t begin = 0, end = 0;
+    reader.begin_array();
+    const bool two = reader.next_item() && reader.read_u64(begin) && reader.next_item() && reader.read_u64(end) && !reader.next_item();
+    if (reader.failed() || !two) return corrupt(fmt::format("it has no pair of offsets for tensor '{}'", tensor.name));
+    if (begin > end || end > data_bytes_) {
+      return corrupt(fmt::format("it places tensor '{}' at bytes {} to {} of {} bytes of data", tensor.name, begin, end, data_bytes_));
+    }
+    tensor.offset = begin;
+    tensor.size_bytes = end - begin;
+    return {};
+  }
+
+  // Without holes and overlaps from the first byte of data to the last.
+  Status check_offsets() const {
+    const auto before = [this](std::uint32_t a, std::uint32_t b) {
+      return std::pair(tensors_[a].offset, tensors_[a].size_bytes) < std::pair(tensors_[b].offset, tensors_[b].size_bytes);
+    };
+    std::vector<std::uint32_t> order(tensors_.size());
+    std::iota(order.begin(), order.end(), 0u);
+    if (!std::ranges::is_sorted(order, before)) std::ranges::sort(order, before);
+    std::uint64_t expected = 0;
+    for (const std::uint32_t index : order) {
+      const TensorInfo& tensor = tensors_[index];
+      if (tensor.offset != expected) {
+        return corrupt(fmt::format("it {} tensor '{}' at byte {} of the data", tensor.offset < expected ? "has an overlap with" : "leaves a hole before",
+                                   tensor.name, tensor.offset));
+      }
+      expected += tensor.size_bytes;
+    }
+    if (expected != data_bytes_) {
+      return corrupt(fmt::format("it describes {} bytes of data, the file has {}", expected, data_bytes_));
+    }
+    return {};
+  }
+
+  template <class Number>
+  Status read_number(std::string_view key, Number& number) const {
+    const auto text = texts_.find(std::string(key));
+    if (text != texts_.end()) {
+      const char* end = text->second.data() + text->second.size();
+      const auto [stop, trouble] = std::from_chars(text->second.data(), end, number);
+      if (trouble == std::errc() && stop == end && !text->second.empty()) return {};
+    }
+    return corrupt(fmt::format("it lacks the metadata '{}', or it is not a whole number", key));
+  }
+
+  Result<StreamIdentity> read_identity() const {
+    StreamIdentity identity;
+    SW_TRY(read_number(kKeyStep, identity.step));
+    SW_TRY(read_number(kKeyAttempt, identity.attempt));
+    SW_TRY(read_number(kKeyRank, identity.rank));
+    SW_TRY(read_number(kKeyWorld, identity.world));
+    if (identity.rank >= identity.world) return corrupt(fmt::format("it has rank {} of a world of {}", identity.rank, identity.world));
+    return identity;
+  }
+
+  Result<Texts> nested_texts(std::string_view key) const {
+    Texts texts;
+    const auto text = texts_.find(std::string(key));
+    if (text == texts_.end()) return texts;
+    JsonReader reader(text->second);
+    if (!read_texts(reader, texts) || !reader.finish()) return corrupt(fmt::format("it has wrong metadata '{}': {}", key, reader.trouble()));
+    return texts;
+  }
+
+  // Names are unique; dtypes and aliases speak of tensors that exist.
+  Status resolve_names(const Texts& dtypes, std::vector<std::pair<std::string, std::string>>& aliases) {
+    const std::size_t stored_count = tensors_.size();
+    NameTable names(stored_count + aliases.size(), [this](std::uint32_t index) -> std::string_view { return tensors_[index].name; });
+    for (std::uint32_t i = 0; i < stored_count; ++i) {
+      if (names.insert(i)) return corrupt(fmt::format("it has the tensor '{}' twice", tensors_[i].name));
+    }
+    for (const auto& [name, dtype] : dtypes) {
+      const auto index = names.find(name);
+      if (!index) return corrupt(fmt::format("it gives a dtype to '{}', which it does not hold", name));
+      SW_TRY(restore_dtype(tensors_[*index], dtype));
+    }
+    tensors_.reserve(stored_count + aliases.size());
+    for (auto& [alias, stored] : aliases) {
+      const auto index = names.find(stored);
+      if (!index || *index >= stored_count) return corrupt(fmt::format("it ties '{}' to '{}', which it does not hold", alias, stored));
+      TensorInfo& tensor = tensors_.emplace_back(tensors_[*index]);
+      tensor.name = std::move(alias);
+      tensor.alias_of = std::move(stored);
+      if (names.insert(static_cast<std::uint32_t>(tensors_.size() - 1))) {
+        return corrupt(fmt::format("it has the tensor '{}' twice", tensor.name));
+      }
+    }
+    return {};
+  }
+
+  Status restore_dtype(TensorInfo& tensor, std::string_view name) const {
+    const Result<DType> logical = dtype_from_name(name);
+    if (!logical) return fail(ErrorKind::kUnsupported, fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, name), path_);
+    const StoredDType stored = stored_dtype(*logical);
+    if (!stored.as_pair || stored.dtype != tensor.dtype || tensor.shape.empty() || tensor.shape.back() != 2) {
+      return corrupt(fmt::format("it calls tensor '{}' {}, but does not store it as such", tensor.name, name));
+    }
+    tensor.dtype = *logical;
+    tensor.shape.pop_back();
+    return {};
+  }
+
+  const std::uint64_t data_bytes_;
+  const std::string& path_;
+  Texts texts_;  // __metadata__
+  std::vector<TensorInfo> tensors_;  // offsets from the start of the data
+  std::string scratch_;
+};
+
+}  // namespace
+
+Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t file_size, const std::string& path) {
+  if (length_word.size() != sizeof(std::uint64_t) || file_size < sizeof(std::uint64_t) + 2) {
+    return fail(ErrorKind::kCorrupt, fmt::format("the file has {} bytes, too few for a safetensors file", file_size), path);
+  }
+  std::uint64_t length = 0;
+  for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) {
+    length |= static_cast<std::uint64_t>(static_cast<unsigned char>(length_word[i])) << (8 * i);
+  }
+  const std::uint64_t most = std::min(kMaxHeaderBytes, file_size - sizeof(std::uint64_t));
+  if (length < 2 || length > most) {
+    return fail(ErrorKind::kCorrupt,
+                fmt::format("the file claims a header of {} bytes; between 2 and {} are possible in it: it is cut short or no safetensors file",
+                            length, most),
+                path);
+  }
+  return length;
+}
+
+Result<ParsedHeader> parse_header(std::string_view json, std::uint64_t file_size, const std::string& path) {
+  const std::uint64_t data_offset = sizeof(std::uint64_t) + json.size();
+  if (file_size < data_offset) {
+    return fail(ErrorKind::kCorrupt, fmt::format("the file has {} bytes, its header alone takes {}", file_size, data_offset), path);
+  }
+  HeaderParser parser(file_size - data_offset, path);
+  SW_TRY(parser.read_json(json));
+  SW_TRY(parser.check_tensors());
+  SW_ASSIGN(ParsedHeader header, parser.interpret());
+  header.data_offset = data_offset;
+  for (TensorInfo& tensor : header.tensors) tensor.offset += data_offset;
+  return header;
+}
+
+}  // namespace slackwater

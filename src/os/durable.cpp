@@ -1,0 +1,109 @@
+#include "os/durable.hpp"
+
+#include <utility>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+
+namespace slackwater {
+namespace {
+
+// A file that could not be finished is debris: give its space back. The first error is the one to report.
+std::unexpected<Error> discard(FileSystem& fs, const std::string& path, Error error) {
+  (void)fs.unlink(path);
+  return fail(std::move(error));
+}
+
+Status write_sync_close(File& file, std::string_view bytes) {
+  SW_TRY(file.write_at(std::as_bytes(std::span(bytes)), 0));
+  // fsync, not fdatasync: everything about the file must be there before its name is.
+  SW_TRY(file.sync_all());
+  // NFS and quotas report lost writes at close.
+  return file.close();
+}
+
+}  // namespace
+
+DurableFile::DurableFile(std::unique_ptr<File> file, std::uint64_t size_bytes)
+    : file_(std::move(file)), size_bytes_(size_bytes) {}
+
+Result<DurableFile> DurableFile::create(FileSystem& fs, const std::string& path, std::uint64_t size_bytes, bool direct) {
+  // 1. Exclusively: a late writer of an earlier attempt can never write into our file, nor we into its.
+  SW_ASSIGN(auto file, fs.open(path, OpenMode::kCreateExclusive, direct));
+  // 2. All space at once, rounded up to what direct writes need: a full disk shows here, before a byte was written, and
+  //    no write extends the file (extending writes are serialised and fall to kernel workers).
+  if (Status allocated = file->allocate(round_up(size_bytes, kDirectAlignment)); !allocated) {
+    return discard(fs, path, std::move(allocated).error());
+  }
+  return DurableFile(std::move(file), size_bytes);
+}
+
+Status DurableFile::finish() {
+  // 3. The exact length before the sync: in the other order a power cut leaves a file of the rounded length.
+  if (round_up(size_bytes_, kDirectAlignment) != size_bytes_) SW_TRY(file_->truncate(size_bytes_));
+  // 4. Data, length and extents reach the medium. Never retried: a second sync that succeeds proves nothing.
+  SW_TRY(file_->sync_data());
+  // 5. Checked: some file systems report lost writes only here.
+  return file_->close();
+}
+
+Status write_durably(FileSystem& fs, const std::string& path, std::string_view bytes) {
+  SW_ASSIGN(auto file, fs.open(path, OpenMode::kCreateExclusive, false));
+  if (Status written = write_sync_close(*file, bytes); !written) return discard(fs, path, std::move(written).error());
+  return {};
+}
+
+Status publish_exclusively(FileSystem& fs, const std::string& directory, const std::string& name, std::string_view bytes,
+                           const std::string& unique) {
+  const std::string final_path = directory + "/" + name;
+  const std::string temp_path = directory + "/." + name + "." + unique + ".tmp";
+  // 1. The bytes are durable under a private name first: whoever sees the final name sees all of them.
+  if (Status written = write_durably(fs, temp_path, bytes); !written) {
+    Error error = std::move(written).error();
+    // kAlreadyExists is the answer about the final name; a taken private name is trouble of another kind.
+    if (error.kind == ErrorKind::kAlreadyExists) error.kind = ErrorKind::kIo;
+    return fail(std::move(error));
+  }
+  // 2. link, not rename: it fails if the name exists, so exactly one writer decides.
+  const Status linked = fs.link(temp_path, final_path);
+  // 3. The private name has served; if it stays, it is debris that readers ignore.
+  (void)fs.unlink(temp_path);
+  if (!linked) return linked;
+  // 4. The name itself must survive a power cut. If this fails it may or may not: nobody may build on either.
+  if (Status synced = fs.sync_directory(directory); !synced) {
+    Error error = std::move(synced).error();
+    error.kind = ErrorKind::kInDoubt;
+    error.message = "the file was published, but the sync of its directory failed: it may be gone after a power cut";
+    error.path = final_path;
+    error.retryable = false;
+    return fail(std::move(error));
+  }
+  return {};
+}
+
+Result<std::string> read_whole(FileSystem& fs, const std::string& path, std::uint64_t max_bytes) {
+  SW_ASSIGN(auto file, fs.open(path, OpenMode::kRead, false));
+  SW_ASSIGN(const FileStatus found, file->status());
+  if (found.size_bytes > max_bytes) {
+    return fail(ErrorKind::kCorrupt,
+                "the file is larger (" + format_bytes(found.size_bytes) + ") than such a file can be (" +
+                    format_bytes(max_bytes) + ")",
+                path);
+  }
+  std::string text(found.size_bytes, '\0');
+  SW_ASSIGN(const std::uint64_t size_bytes, file->read_at(std::as_writable_bytes(std::span(text)), 0));
+  text.resize(size_bytes);
+  return text;
+}
+
+Result<bool> ensure_directory(FileSystem& fs, const std::string& path) {
+  Status made = fs.make_directory(path);
+  if (made) return true;
+  if (made.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(made).error());
+  // "/." looks behind a symbolic link: people put runs elsewhere with one.
+  if (const auto found = fs.status(path + "/."); found && found->type == FileType::kDirectory) return false;
+  made.error().message = "cannot make the directory: a file of that name is in the way";
+  return fail(std::move(made).error());
+}
+
+}  // namespace slackwater

@@ -1,0 +1,42 @@
+// PosixFile: a File that is a descriptor. Made by PosixFileSystem; owned, used and closed as file.hpp says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/unique_fd.hpp"
+#include "os/file.hpp"
+
+namespace slackwater {
+
+class PosixFile final : public File {
+ public:
+  // `serial` is never given to another file of this process, unlike the descriptor: what queues remember files by.
+  PosixFile(UniqueFd descriptor, std::string path, std::uint64_t serial);
+
+  [[nodiscard]] Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) override;
+  [[nodiscard]] Status write_at(std::span<const std::byte> bytes, std::uint64_t offset) override;
+  [[nodiscard]] Status allocate(std::uint64_t size_bytes) override;
+  [[nodiscard]] Status truncate(std::uint64_t size_bytes) override;
+  [[nodiscard]] Status sync_data() override;
+  [[nodiscard]] Status sync_all() override;
+  [[nodiscard]] Status close() override;
+  [[nodiscard]] Result<FileStatus> status() const override;
+  [[nodiscard]] bool direct() const override { return direct_; }
+  [[nodiscard]] Status set_direct(bool direct) override;
+  [[nodiscard]] const std::string& path() const override { return path_; }
+  [[nodiscard]] int descriptor() const override { return descriptor_.get(); }
+
+  [[nodiscard]] std::uint64_t serial() const { return serial_; }
+
+ private:
+  UniqueFd descriptor_;
+  const std::string path_;
+  const std::uint64_t serial_;
+  bool direct_ = false;
+};
+
+// Of a stat structure's mode.
+[[nodiscard]] FileType file_type_of(unsigned mode);
+
+}  // namespace slackwater

@@ -1,0 +1,72 @@
+#include "os/posix_lock.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace slackwater {
+namespace {
+
+std::string holder_text() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
+  return fmt::format("process {} on {}\n", ::getpid(), host.data());
+}
+
+// Nobody vouches for the text: one printable line of it, or nothing.
+std::string read_holder(int descriptor) {
+  std::array<char, 320> text{};
+  const ssize_t size = ::pread(descriptor, text.data(), text.size(), 0);
+  std::string holder;
+  for (const char letter : std::string_view(text.data(), size > 0 ? static_cast<std::size_t>(size) : 0)) {
+    if (letter < ' ' || letter > '~') break;
+    holder += letter;
+  }
+  return holder;
+}
+
+}  // namespace
+
+PosixLock::PosixLock() : guard_([this] { (void)descriptor_.close(); }) {}
+
+PosixLock::~PosixLock() {
+  // Explicitly, in case a child has not yet closed its copy. In a child itself the descriptor is closed already.
+  if (descriptor_) ::flock(descriptor_.get(), LOCK_UN);
+}
+
+Result<std::unique_ptr<FileLock>> PosixLock::acquire(const std::string& path) {
+  std::unique_ptr<PosixLock> lock(new PosixLock);
+  lock->descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+  if (!lock->descriptor_) return fail(error_from_errno(errno, "cannot open the lock file", path));
+  const int descriptor = lock->descriptor_.get();
+
+  int answer = 0;
+  do {
+    answer = ::flock(descriptor, LOCK_EX | LOCK_NB);
+  } while (answer != 0 && errno == EINTR);
+  if (answer != 0 && errno == EWOULDBLOCK) {
+    const std::string holder = read_holder(descriptor);
+    Error busy{ErrorKind::kBusy,
+               fmt::format("another run{} uses this directory; end it first or choose another directory",
+                           holder.empty() ? "" : fmt::format(" ({})", holder)),
+               path, 0, true};
+    return fail(std::move(busy));
+  }
+  if (answer != 0) return fail(error_from_errno(errno, "cannot lock the file", path));
+
+  // The lock is ours. A full disk may refuse the text; a message without a name is no reason to refuse the run.
+  const std::string text = holder_text();
+  if (::ftruncate(descriptor, 0) == 0) {
+    [[maybe_unused]] const ssize_t written = ::pwrite(descriptor, text.data(), text.size(), 0);
+  }
+  return lock;
+}
+
+}  // namespace slackwater

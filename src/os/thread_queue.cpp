@@ -1,0 +1,139 @@
+#include "os/thread_queue.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/result.hpp"
+#include "base/thread.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr unsigned kMaxWorkers = 8;  // enough to fill a disk with large requests
+
+std::unexpected<Error> in_child() {
+  return fail(ErrorKind::kClosed, "this I/O queue belongs to the parent process");
+}
+
+Result<std::uint64_t> transfer(const IoRequest& request) {
+  const std::span memory(request.data, request.size_bytes);
+  if (request.op == IoOp::kRead) return request.file->read_at(memory, request.offset);
+  SW_TRY(request.file->write_at(memory, request.offset));
+  return request.size_bytes;
+}
+
+}  // namespace
+
+struct ThreadQueue::Shared {
+  std::mutex mutex;
+  std::condition_variable work_or_stop;
+  std::condition_variable done_or_woken;
+  std::deque<IoRequest> waiting;        // guarded by mutex, as all below
+  std::vector<IoCompletion> completed;
+  bool woken = false;
+  bool stopping = false;
+  std::vector<std::jthread> workers;    // of the owning thread
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      work_or_stop.wait(lock, [this] { return stopping || !waiting.empty(); });
+      if (waiting.empty()) return;
+      const IoRequest request = waiting.front();
+      waiting.pop_front();
+      lock.unlock();
+      IoCompletion completion{request.tag, transfer(request)};
+      lock.lock();
+      completed.push_back(std::move(completion));
+      done_or_woken.notify_one();
+    }
+  }
+};
+
+ThreadQueue::ThreadQueue(unsigned depth, std::string fallback_reason)
+    : depth_(depth),
+      fallback_reason_(std::move(fallback_reason)),
+      shared_(std::make_unique<Shared>()),
+      guard_([this] { disowned_ = true; }) {}
+
+Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& options, std::string fallback_reason) {
+  std::unique_ptr<ThreadQueue> queue(new ThreadQueue(options.depth, std::move(fallback_reason)));
+  Shared& shared = *queue->shared_;
+  try {
+    for (unsigned number = 0; number < std::min(options.depth, kMaxWorkers); ++number) {
+      shared.workers.push_back(start_thread(fmt::format("sw-io-{}", number), [&shared](std::stop_token) { shared.run(); }));
+    }
+  } catch (const std::system_error& error) {
+    if (shared.workers.empty()) {
+      return fail(Error{ErrorKind::kOutOfMemory, "cannot start a thread for I/O; raise the limit of processes", {},
+                        error.code().value(), true});
+    }
+  }
+  return queue;
+}
+
+ThreadQueue::~ThreadQueue() {
+  if (disowned_) {
+    // The workers live in the parent only. Joining them, or destroying what they wait on, would wait for ever.
+    (void)shared_.release();
+    return;
+  }
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->stopping = true;
+  }
+  shared_->work_or_stop.notify_all();
+  shared_->workers.clear();  // joins; workers leave when nothing is waiting any more
+}
+
+Status ThreadQueue::register_buffer(int /*index*/, std::span<std::byte> /*memory*/) {
+  return fail(ErrorKind::kUnsupported, "I/O by threads has no registered buffers");
+}
+
+Status ThreadQueue::submit(const IoRequest& request) {
+  if (disowned_) return in_child();
+  if (in_flight_ >= depth_) return fail(ErrorKind::kInternal, "the I/O queue is full");
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->waiting.push_back(request);
+  }
+  shared_->work_or_stop.notify_one();
+  ++in_flight_;
+  return {};
+}
+
+Status ThreadQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
+  if (disowned_) return in_child();
+  std::unique_lock lock(shared_->mutex);
+  const auto ready = [this] { return shared_->woken || !shared_->completed.empty(); };
+  if (timeout) {
+    // A time-out of years is none; added to the present it would overflow.
+    shared_->done_or_woken.wait_for(lock, std::min<Duration>(*timeout, std::chrono::hours(24 * 365)), ready);
+  } else {
+    shared_->done_or_woken.wait(lock, ready);
+  }
+  shared_->woken = false;
+  in_flight_ -= static_cast<unsigned>(shared_->completed.size());
+  completions.insert(completions.end(), std::make_move_iterator(shared_->completed.begin()),
+                     std::make_move_iterator(shared_->completed.end()));
+  shared_->completed.clear();
+  return {};
+}
+
+void ThreadQueue::wake() {
+  if (disowned_) return;
+  {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->woken = true;
+  }
+  shared_->done_or_woken.notify_one();
+}
+
+}  // namespace slackwater

@@ -1,0 +1,298 @@
+#include "os/uring_queue.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/result.hpp"
+#include "os/posix_file.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr unsigned kMaxDepth = 4096;
+constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the poll; requests have their slot
+
+std::unexpected<Error> in_child() {
+  return fail(ErrorKind::kClosed, "this I/O queue belongs to the parent process");
+}
+
+// Trouble of the call, not of a request: what was queued stays queued, and the next call takes it along.
+bool passes(int sys_errno) { return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME; }
+
+__kernel_timespec to_timespec(Duration duration) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(duration);
+  return {.tv_sec = seconds.count(), .tv_nsec = (duration - seconds).count()};
+}
+
+}  // namespace
+
+UringQueue::UringQueue(const IoQueueOptions& options)
+    : depth_(std::min(options.depth, kMaxDepth)), buffer_slots_(options.buffer_slots), guard_([this] {
+        if (ring_made_) ::close(ring_.ring_fd);  // else a child keeps the ring, and the memory it pins, alive
+        (void)wake_event_.close();
+        disowned_ = true;
+      }) {}
+
+Result<std::unique_ptr<IoQueue>> UringQueue::create(const IoQueueOptions& options) {
+  std::unique_ptr<UringQueue> queue(new UringQueue(options));
+  SW_TRY(queue->start());
+  return queue;
+}
+
+Status UringQueue::start() {
+  // One entry a request and one for the wake poll; the completion queue has twice as many and cannot overflow.
+  const unsigned entries = std::bit_ceil(depth_ + 1);
+  // Completions are run when we enter the kernel anyway, not by interrupting checksums (Linux 5.19).
+  io_uring_params params{};
+  params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
+  int answer = io_uring_queue_init_params(entries, &ring_, &params);
+  if (answer == -EINVAL) {
+    params = {};
+    answer = io_uring_queue_init_params(entries, &ring_, &params);
+  }
+  if (answer < 0) return fail(error_from_errno(-answer, "cannot set up io_uring"));
+  ring_made_ = true;
+  if ((params.features & IORING_FEAT_EXT_ARG) == 0) {
+    return fail(ErrorKind::kUnsupported, "this kernel's io_uring is too old (Linux 5.11 is needed)");
+  }
+  answer = io_uring_ring_dontfork(&ring_);
+  if (answer < 0) return fail(error_from_errno(-answer, "cannot keep io_uring out of forked children"));
+  wake_event_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_event_) return fail(error_from_errno(errno, "cannot make an event descriptor"));
+
+  // Older kernels lack sparse tables (Linux 5.19): descriptors and plain buffers then do.
+  files_registered_ = io_uring_register_files_sparse(&ring_, static_cast<unsigned>(files_.size())) == 0;
+  buffers_registered_ = buffer_slots_ > 0 && io_uring_register_buffers_sparse(&ring_, buffer_slots_) == 0;
+
+  slots_.resize(depth_);
+  free_.reserve(depth_);
+  for (unsigned slot = depth_; slot > 0; --slot) free_.push_back(slot - 1);
+  return {};
+}
+
+UringQueue::~UringQueue() {
+  if (disowned_ || !ring_made_) return;
+  if (!slots_.empty()) drain();
+  io_uring_queue_exit(&ring_);
+}
+
+// Memory under a transfer must not be given back, whatever else has failed. Pieces are not continued here.
+void UringQueue::drain() {
+  for (const unsigned slot : again_) free_.push_back(slot);
+  again_.clear();
+  while (in_flight() > 0) {
+    io_uring_submit_and_wait(&ring_, 1);
+    io_uring_cqe* cqe = nullptr;
+    while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+      if (cqe->user_data != kWakeData) free_.push_back(static_cast<unsigned>(cqe->user_data));
+      io_uring_cqe_seen(&ring_, cqe);
+    }
+  }
+}
+
+Status UringQueue::register_buffer(int index, std::span<std::byte> memory) {
+  if (disowned_) return in_child();
+  if (index < 0 || std::cmp_greater_equal(index, buffer_slots_)) {
+    return fail(ErrorKind::kInvalidArgument, "the number of a registered buffer is out of range");
+  }
+  if (!buffers_registered_) return fail(ErrorKind::kUnsupported, "this kernel has no sparse table of registered buffers");
+  const iovec buffer{memory.data(), memory.size()};
+  const __u64 no_tag = 0;
+  const int answer = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &buffer, &no_tag, 1);
+  if (answer == 1) return {};
+  if (answer == -ENOMEM) {
+    return fail(Error{ErrorKind::kPermission, "cannot pin an I/O buffer; raise the limit of locked memory (ulimit -l)", {},
+                      ENOMEM, false});
+  }
+  return fail(error_from_errno(answer < 0 ? -answer : EIO, "cannot register an I/O buffer"));
+}
+
+int UringQueue::place_of(File& file) {
+  auto* posix_file = dynamic_cast<PosixFile*>(&file);
+  if (!files_registered_ || posix_file == nullptr) return -1;
+  FilePlace* chosen = nullptr;
+  for (FilePlace& place : files_) {
+    if (place.serial == posix_file->serial()) {
+      place.last_used = ++uses_;
+      return static_cast<int>(&place - files_.data());
+    }
+    const bool better = chosen == nullptr || place.last_used < chosen->last_used;
+    if (place.in_flight == 0 && better) chosen = &place;
+  }
+  if (chosen == nullptr) return -1;
+  const auto number = static_cast<unsigned>(chosen - files_.data());
+  const int descriptor = file.descriptor();
+  *chosen = {};
+  if (descriptor < 0 || io_uring_register_files_update(&ring_, number, &descriptor, 1) != 1) return -1;
+  *chosen = {.serial = posix_file->serial(), .last_used = ++uses_, .in_flight = 0};
+  return static_cast<int>(number);
+}
+
+void UringQueue::forget(File& file) {
+  auto* posix_file = dynamic_cast<PosixFile*>(&file);
+  if (disowned_ || posix_file == nullptr) return;
+  for (FilePlace& place : files_) {
+    if (place.serial != posix_file->serial() || place.in_flight > 0) continue;
+    const int nobody = -1;
+    (void)io_uring_register_files_update(&ring_, static_cast<unsigned>(&place - files_.data()), &nobody, 1);
+    place = {};
+  }
+}
+
+io_uring_sqe* UringQueue::next_sqe() {
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
+  if (sqe == nullptr) {
+    io_uring_submit(&ring_);
+    sqe = io_uring_get_sqe(&ring_);
+  }
+  return sqe;
+}
+
+// False: no room in the submission queue now.
+bool UringQueue::queue_piece(unsigned number) {
+  io_uring_sqe* sqe = next_sqe();
+  if (sqe == nullptr) return false;
+  Slot& slot = slots_[number];
+  const IoRequest& request = slot.request;
+  const int file = slot.file_place >= 0 ? slot.file_place : request.file->descriptor();
+  std::byte* data = request.data + slot.transfer.piece_start();
+  const auto size = static_cast<unsigned>(slot.transfer.piece_bytes());
+  const std::uint64_t offset = request.offset + slot.transfer.piece_start();
+  const bool fixed = request.buffer >= 0;
+  switch (request.op) {
+    case IoOp::kRead:
+      if (fixed) {
+        io_uring_prep_read_fixed(sqe, file, data, size, offset, request.buffer);
+      } else {
+        io_uring_prep_read(sqe, file, data, size, offset);
+      }
+      break;
+    case IoOp::kWrite:
+      if (fixed) {
+        io_uring_prep_write_fixed(sqe, file, data, size, offset, request.buffer);
+      } else {
+        io_uring_prep_write(sqe, file, data, size, offset);
+      }
+      break;
+  }
+  if (slot.file_place >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+  io_uring_sqe_set_data64(sqe, number);
+  return true;
+}
+
+Status UringQueue::submit(const IoRequest& request) {
+  if (disowned_) return in_child();
+  if (free_.empty()) return fail(ErrorKind::kInternal, "the I/O queue is full");
+  const unsigned number = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[number];
+  slot = {request, Transfer(request.op, request.size_bytes, request.file->direct()), place_of(*request.file)};
+  if (slot.file_place >= 0) ++files_[static_cast<unsigned>(slot.file_place)].in_flight;
+  if (!queue_piece(number)) again_.push_back(number);
+  // At once: the disk works while the caller checksums the next slab. What this call does not take, wait() hands over.
+  io_uring_submit(&ring_);
+  return {};
+}
+
+void UringQueue::finish(unsigned number, Result<std::uint64_t> result, std::vector<IoCompletion>& completions) {
+  const Slot& slot = slots_[number];
+  if (slot.file_place >= 0) --files_[static_cast<unsigned>(slot.file_place)].in_flight;
+  completions.push_back({slot.request.tag, std::move(result)});
+  free_.push_back(number);
+}
+
+// Takes what has completed; true if wake() asked for a return.
+bool UringQueue::reap(std::vector<IoCompletion>& completions) {
+  bool woken = false;
+  io_uring_cqe* cqe = nullptr;
+  while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
+    const std::uint64_t data = cqe->user_data;
+    const int answer = cqe->res;
+    io_uring_cqe_seen(&ring_, cqe);
+    if (data == kWakeData) {
+      // Also when the poll was cancelled because the thread that armed it has ended.
+      wake_armed_ = false;
+      woken = consume_wake() || woken;
+      continue;
+    }
+    const auto number = static_cast<unsigned>(data);
+    Slot& slot = slots_[number];
+    if (slot.transfer.advance(answer)) {
+      finish(number, slot.transfer.result(slot.request.file->path()), completions);
+    } else if (!queue_piece(number)) {
+      again_.push_back(number);
+    }
+  }
+  return woken;
+}
+
+// Queues what is to go on, submits, and waits until something completes or time is up.
+Status UringQueue::enter(std::optional<Duration> timeout) {
+  if (!wake_armed_) arm_wake();
+  std::erase_if(again_, [this](unsigned number) { return queue_piece(number); });
+  int answer = 0;
+  if (timeout) {
+    __kernel_timespec limit = to_timespec(*timeout);
+    io_uring_cqe* cqe = nullptr;
+    answer = io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &limit, nullptr);
+  } else {
+    answer = io_uring_submit_and_wait(&ring_, 1);
+  }
+  if (answer < 0 && !passes(-answer)) return fail(error_from_errno(-answer, "io_uring failed while waiting for I/O"));
+  return {};
+}
+
+Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
+  if (disowned_) return in_child();
+  // A time-out of years is none; added to the present it would overflow.
+  constexpr Duration kLongest = std::chrono::hours(24 * 365);
+  const auto deadline = std::chrono::steady_clock::now() + std::min(timeout.value_or(kLongest), kLongest);
+  const std::size_t before = completions.size();
+  bool woken = wake_asked_.load(std::memory_order_relaxed) && consume_wake();
+  bool entered = false;
+  for (;;) {
+    woken = reap(completions) || woken;
+    if (woken || completions.size() > before) {
+      if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // pieces that go on
+      return {};
+    }
+    // Completions may hide until we enter the kernel: time is not up before we have looked there once.
+    const Duration left = std::max(Duration::zero(), Duration(deadline - std::chrono::steady_clock::now()));
+    if (timeout && left == Duration::zero() && entered) return {};
+    SW_TRY(enter(timeout ? std::optional(left) : std::nullopt));
+    entered = true;
+  }
+}
+
+// The poll is one shot: armed again by the wait() that follows. A full queue leaves it for the next round.
+void UringQueue::arm_wake() {
+  io_uring_sqe* sqe = next_sqe();
+  if (sqe == nullptr) return;
+  io_uring_prep_poll_add(sqe, wake_event_.get(), POLLIN);
+  io_uring_sqe_set_data64(sqe, kWakeData);
+  wake_armed_ = true;
+}
+
+// First the event, then the flag: a wake() in between finds the flag set and need not write, because the wait() that is
+// here has yet to return; one after it writes again.
+bool UringQueue::consume_wake() {
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t size = ::read(wake_event_.get(), &count, sizeof count);
+  return wake_asked_.exchange(false, std::memory_order_acq_rel);
+}
+
+void UringQueue::wake() {
+  if (disowned_ || wake_asked_.exchange(true, std::memory_order_acq_rel)) return;
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t size = ::write(wake_event_.get(), &one, sizeof one);
+}
+
+}  // namespace slackwater

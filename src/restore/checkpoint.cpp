@@ -1,0 +1,150 @@
+#include "slackwater/checkpoint.hpp"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/log.hpp"
+#include "base/result.hpp"
+#include "commit/catalog.hpp"
+#include "device/device.hpp"
+#include "restore/block_reader.hpp"
+#include "restore/checkpoint_reader.hpp"
+#include "restore/read_memory.hpp"
+#include "restore/read_plan.hpp"
+#include "restore/version_contents.hpp"
+
+namespace slackwater {
+
+struct Checkpoint::Impl {
+  std::unique_ptr<FileSystem> own_fs;  // empty when the opener lent one
+  FileSystem* fs = nullptr;
+  std::unique_ptr<Pool> own_pool;  // made at the first read, when none was lent
+  Pool* pool = nullptr;
+  std::unique_ptr<Device> host = make_host_device();
+  std::string root;
+  VersionInfo version;
+  ReadOptions options;
+  VersionContents contents;
+
+  [[nodiscard]] Status ensure_pool() {
+    if (pool != nullptr) return {};
+    SW_ASSIGN(own_pool, make_read_pool(options));
+    pool = own_pool.get();
+    return {};
+  }
+};
+
+namespace {
+
+Error describe_damage(const BadBlock& bad, const ReadPlan& plan) {
+  Error error = bad.error;
+  const std::vector<std::string> names = plan.names(bad.file, bad.offset, bad.size_bytes);
+  error.message = fmt::format("{}, in the {} bytes from offset {} on, which hold tensor {}", error.message,
+                              bad.size_bytes, bad.offset, join_names(names));
+  return error;
+}
+
+std::string steps_text(const std::vector<VersionInfo>& versions) {
+  std::vector<std::string> steps;
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version)
+    steps.push_back(fmt::format("{}", version->step));
+  return join_names(steps, 10);
+}
+
+Result<VersionInfo> choose(const Catalog& catalog, const std::string& directory, std::optional<std::uint64_t> step) {
+  const std::vector<VersionInfo> counting = catalog.counting();
+  if (!step) {
+    if (counting.empty())
+      return fail(ErrorKind::kNotFound, "there is no committed checkpoint in this directory", directory);
+    return counting.back();
+  }
+  for (const VersionInfo& version : counting)
+    if (version.step == *step) return version;
+  for (const CatalogEntry& entry : catalog.entries)
+    if (entry.name.step == *step && entry.error) return fail(*entry.error);
+  return fail(ErrorKind::kNotFound,
+              counting.empty()
+                  ? fmt::format("there is no checkpoint of step {}, nor of any other", *step)
+                  : fmt::format("there is no checkpoint of step {}; there are {}", *step, steps_text(counting)),
+              directory);
+}
+
+}  // namespace
+
+Result<std::vector<VersionInfo>> list_versions(const std::string& directory) {
+  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
+  return catalog.counting();
+}
+
+Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root, const VersionInfo& version,
+                                const ReadOptions& options) {
+  auto impl = std::make_unique<Checkpoint::Impl>();
+  impl->fs = parts.fs;
+  impl->pool = parts.pool;
+  impl->root = root;
+  impl->options = options;
+  impl->version = version;
+  const VersionName name{version.step, version.attempt};
+  auto contents = load_version(*parts.fs, root, name);
+  if (!contents) return fail(damaged_or_removed(*parts.fs, root, name, std::move(contents).error()));
+  impl->contents = std::move(*contents);
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+Result<Checkpoint> Checkpoint::open(const std::string& directory, std::optional<std::uint64_t> step,
+                                    ReadOptions options) {
+  std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
+  SW_ASSIGN(const VersionInfo version, choose(catalog, directory, step));
+  SW_ASSIGN(Checkpoint checkpoint, open_version({.fs = fs.get()}, directory, version, options));
+  checkpoint.impl_->own_fs = std::move(fs);
+  return checkpoint;
+}
+
+const VersionInfo& Checkpoint::version() const { return impl_->version; }
+std::span<const TensorInfo> Checkpoint::tensors() const { return impl_->contents.tensors; }
+const TensorInfo* Checkpoint::find(std::string_view name) const { return find_tensor(impl_->contents.tensors, name); }
+std::span<const FileInfoOnTier> Checkpoint::files() const { return impl_->contents.files; }
+const std::string& Checkpoint::tree() const { return impl_->contents.tree; }
+const std::map<std::string, std::string>& Checkpoint::metadata() const { return impl_->contents.metadata; }
+
+Status Checkpoint::read(std::span<const Target> targets) {
+  SW_ASSIGN(const ReadPlan plan, ReadPlan::make(impl_->contents.tensors, targets));
+  if (plan.extents().extents().empty()) return {};
+  SW_TRY(impl_->ensure_pool());
+
+  std::vector<ReadFile> files;
+  for (const DataFile& file : impl_->contents.data) files.push_back({file.path, file.size_bytes, file.block_digests});
+  BlockReader reader(*impl_->fs, *impl_->pool, block_reader_options(impl_->options), Log(impl_->options.log));
+  const std::vector<ReadUnit> units = plan.extents().plan_units(files, reader.unit_bytes());
+
+  const auto place = [&](const ReadUnit& unit, std::span<const std::byte> bytes) -> Status {
+    std::vector<CopyPiece> pieces;
+    plan.pieces(unit, bytes, pieces);
+    return impl_->host->copy_from_host(pieces);
+  };
+  std::optional<Error> damage;
+  const auto keep_first = [&](const BadBlock& bad) {
+    if (!damage) damage = describe_damage(bad, plan);
+    return false;
+  };
+  const Status status = reader.run(files, units, place, keep_first);
+  const VersionName name{impl_->version.step, impl_->version.attempt};
+  if (damage) return fail(damaged_or_removed(*impl_->fs, impl_->root, name, std::move(*damage)));
+  return status;
+}
+
+Result<VerifyReport> Checkpoint::verify(const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
+  SW_TRY(impl_->ensure_pool());
+  return verify_version({.fs = impl_->fs, .pool = impl_->pool}, impl_->root,
+                        {impl_->version.step, impl_->version.attempt}, impl_->options, progress);
+}
+
+}  // namespace slackwater

@@ -1,0 +1,17 @@
+// The memory a reader works in: the pool it was given, or a small one of its own.
+#pragma once
+
+#include <memory>
+
+#include "restore/block_reader.hpp"
+#include "slackwater/checkpoint.hpp"
+#include "slackwater/error.hpp"
+#include "stage/pool.hpp"
+
+namespace slackwater {
+
+// A pool of about options.buffer_bytes.
+[[nodiscard]] Result<std::unique_ptr<Pool>> make_read_pool(const ReadOptions& options);
+[[nodiscard]] BlockReader::Options block_reader_options(const ReadOptions& options);
+
+}  // namespace slackwater

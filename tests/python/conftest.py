@@ -1,0 +1,71 @@
+"""Fixtures of the Python tests. Each test has its own directory; a test that hangs says where and ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pytest
+import slackwater as sw
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("slackwater", deadline=None, max_examples=60)
+settings.load_profile("slackwater")
+
+SMALL: dict[str, Any] = {"pool": "4MiB", "slab": "1MiB"}
+
+
+@pytest.fixture(autouse=True)
+def _no_hang() -> Iterator[None]:
+    faulthandler.dump_traceback_later(120, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def make(path: Path) -> Iterator[Callable[..., sw.Checkpointer]]:
+    """Checkpointer(path, small pool, ...), closed after the test."""
+    made: list[sw.Checkpointer] = []
+
+    def build(where: Path | str = path, **options: Any) -> sw.Checkpointer:
+        made.append(sw.Checkpointer(where, **{**SMALL, **options}))
+        return made[-1]
+
+    yield build
+    for checkpointer in made:
+        with contextlib.suppress(sw.Error):
+            checkpointer.close(timeout=30)
+
+
+@pytest.fixture
+def save_once(path: Path) -> Callable[..., Path]:
+    """Save one state as one step, wait, close."""
+
+    def save(state: dict[str, Any], step: int = 1, **options: Any) -> Path:
+        with sw.Checkpointer(path, **{**SMALL, **options}) as checkpointer:
+            checkpointer.save(step, state)
+        return path
+
+    return save

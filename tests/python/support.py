@@ -1,0 +1,56 @@
+"""Helpers of the Python tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def data_file(root: Path | str, step: int) -> Path:
+    """The one file of tensors of a step."""
+    [found] = Path(root).glob(f"step-{step:010d}.a*/rank-00000.safetensors")
+    return found
+
+
+def step_directory(root: Path | str, step: int) -> Path:
+    return data_file(root, step).parent
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The exact bytes of a tensor's values, for any dtype and any strides."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).tolist()) if flat.numel() else b""
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the last bit and of the same types, tensors included."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def python(code: str, *arguments: object, check: bool = True, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a script in a Python of its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+    if check:
+        assert result.returncode == 0, result.stderr
+    return result

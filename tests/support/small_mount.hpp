@@ -1,0 +1,33 @@
+// SmallMount: a file system of its own over a temporary directory, where the test may mount (root); for full disks ("tmpfs",
+// "size=1m") and file systems without O_DIRECT ("ramfs").
+#pragma once
+
+#include <sys/mount.h>
+
+#include <string>
+
+#include "support/temp_dir.hpp"
+
+namespace slackwater::test {
+
+class SmallMount {
+ public:
+  explicit SmallMount(const std::string& type, const std::string& options = {})
+      : mounted_(::mount(type.c_str(), directory_.path().c_str(), type.c_str(), 0, options.c_str()) == 0) {}
+  ~SmallMount() {
+    if (mounted_) ::umount2(directory_.path().c_str(), MNT_DETACH);
+  }
+  SmallMount(const SmallMount&) = delete;
+  SmallMount& operator=(const SmallMount&) = delete;
+
+  // False where mounting is not permitted: skip the test.
+  [[nodiscard]] bool mounted() const { return mounted_; }
+  [[nodiscard]] std::string operator/(const std::string& name) const { return directory_ / name; }
+  [[nodiscard]] const std::string& path() const { return directory_.path(); }
+
+ private:
+  TempDir directory_;
+  bool mounted_;
+};
+
+}  // namespace slackwater::test

@@ -1,0 +1,310 @@
+// The binary from outside: exit codes, what goes to stdout and stderr, JSON.
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "commit/names.hpp"
+#include "support/temp_dir.hpp"
+#include "support/write_checkpoint.hpp"
+
+namespace slackwater {
+namespace {
+
+using nlohmann::json;
+using test::OwnedTensor;
+using testing::HasSubstr;
+using testing::Not;
+namespace stdfs = std::filesystem;
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+std::string quoted(const std::string& argument) {
+  std::string result = "'";
+  for (const char c : argument) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+class CliTest : public testing::Test {
+ protected:
+  Outcome run(const std::vector<std::string>& arguments) const {
+    std::string command = quoted(SLACKWATER_BINARY);
+    for (const std::string& argument : arguments) command += " " + quoted(argument);
+    const std::string out = directory_ / "stdout";
+    const std::string err = directory_ / "stderr";
+    command += " >" + quoted(out) + " 2>" + quoted(err);
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, test::read_file_text(out), test::read_file_text(err)};
+  }
+  json run_json(const std::vector<std::string>& arguments, int code = 0) const {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    return json::parse(outcome.out);
+  }
+  // Steps 3 and 9, as a small model.
+  void write_two() {
+    test::CheckpointWriter writer(root_);
+    State state = test::state_of(tensors_, R"({"lr":0.1,"big":123456789012345678901234567890})");
+    state.metadata = {{"note", "hello"}};
+    state.tensors.push_back(tensors_[0].view());
+    state.tensors.back().name = "model.head";
+    paths_ = {writer.write(3, state), writer.write(9, state)};
+  }
+
+  test::TempDir directory_;
+  std::string root_ = directory_ / "run";
+  std::vector<std::string> paths_;
+  const std::vector<OwnedTensor> tensors_{OwnedTensor::random("model.embedding", DType::kF32, {300, 1000}),
+                                          OwnedTensor::random("model.bias", DType::kBF16, {7}),
+                                          OwnedTensor::random("optim.step", DType::kI64, {})};
+};
+
+TEST_F(CliTest, ShowsVersionAndHelpWithExamples) {
+  EXPECT_EQ(run({"--version"}).out, "slackwater " SLACKWATER_VERSION "\n");
+  const Outcome help = run({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, HasSubstr("Examples:"));
+  for (const char* verb : {"ls", "show", "verify"}) {
+    EXPECT_THAT(help.out, HasSubstr(verb));
+    const Outcome one = run({verb, "--help"});
+    EXPECT_EQ(one.code, 0);
+    EXPECT_THAT(one.out, HasSubstr("Keys of --json"));
+  }
+}
+
+TEST_F(CliTest, AnswersWrongUsageWithCodeTwoAndAHint) {
+  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
+           {}, {"frobnicate"}, {"ls"}, {"ls", "a", "b", "c"}, {"show", "--nope", "x"}}) {
+    const Outcome outcome = run(arguments);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("error:"));
+    EXPECT_THAT(outcome.err, HasSubstr("hint:"));
+  }
+}
+
+TEST_F(CliTest, SaysWhatIsWrongWithADirectory) {
+  for (const char* verb : {"ls", "show", "verify"}) {
+    const Outcome missing = run({verb, root_});
+    EXPECT_EQ(missing.code, 2);
+    EXPECT_THAT(missing.err, HasSubstr("hint:"));
+    EXPECT_THAT(missing.err, HasSubstr(root_));
+  }
+  const Outcome foreign = run({"ls", directory_.path()});
+  EXPECT_EQ(foreign.code, 2);
+  EXPECT_THAT(foreign.err, HasSubstr("not a Slackwater directory"));
+
+  write_two();
+  EXPECT_THAT(run({"ls", directory_.path()}).err, HasSubstr("did you mean " + root_));
+  EXPECT_THAT(run({"show", paths_[0]}).err, HasSubstr(root_ + "@3"));
+  EXPECT_EQ(run({"ls", paths_[0] + "/manifest.json"}).code, 2);
+}
+
+TEST_F(CliTest, ListsWhatCountsOldestFirst) {
+  write_two();
+  const Outcome text = run({"ls", root_});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_EQ(text.err, "");
+  EXPECT_LT(text.out.find("\n   3  "), text.out.find("\n   9  "));
+  EXPECT_THAT(text.out, HasSubstr("counts"));
+
+  const json document = run_json({"ls", root_, "--json"});
+  EXPECT_EQ(document["directory"], root_);
+  EXPECT_EQ(document["newest_attempt"], 1);
+  ASSERT_EQ(document["versions"].size(), 2u);
+  EXPECT_EQ(document["versions"][0]["step"], 3);
+  EXPECT_EQ(document["versions"][0]["tensor_count"], 4);
+  EXPECT_EQ(document["versions"][0]["state"], "counts");
+  EXPECT_EQ(document["versions"][1]["directory"], stdfs::path(paths_[1]).filename().string());
+}
+
+TEST_F(CliTest, ShowsTheRestOnlyWithAll) {
+  write_two();
+  test::write_file_text(paths_[0] + "/manifest.json", "junk");
+  stdfs::create_directory(root_ + "/" + version_directory({12, 1}));
+  const Outcome plain = run({"ls", root_});
+  EXPECT_EQ(plain.code, 0);
+  EXPECT_THAT(plain.err, HasSubstr("--all"));
+  EXPECT_THAT(plain.out, Not(HasSubstr("unreadable")));
+  const Outcome all = run({"ls", "--all", root_});
+  EXPECT_THAT(all.out, HasSubstr("unreadable"));
+  EXPECT_THAT(all.out, HasSubstr("undecided"));
+  const json document = run_json({"ls", "--all", "--json", root_});
+  EXPECT_EQ(document["versions"].size(), 3u);
+  EXPECT_TRUE(document["versions"][0].contains("error"));
+}
+
+TEST_F(CliTest, AnEmptyDirectoryOfOursIsFine) {
+  {
+    test::CheckpointWriter writer(root_);
+  }
+  const Outcome outcome = run({"ls", root_});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_THAT(outcome.err, HasSubstr("no committed checkpoint"));
+  EXPECT_TRUE(run_json({"ls", "--json", root_})["versions"].empty());
+  EXPECT_EQ(run({"verify", root_}).code, 2);
+}
+
+TEST_F(CliTest, ShowsTensorsMetadataTotalsAndTree) {
+  write_two();
+  const Outcome newest = run({"show", root_});
+  EXPECT_EQ(newest.code, 0) << newest.err;
+  EXPECT_THAT(newest.out, HasSubstr("step 9"));
+  EXPECT_THAT(newest.out, HasSubstr("float32"));
+  EXPECT_THAT(newest.out, HasSubstr("[300, 1000]"));
+  EXPECT_THAT(newest.out, HasSubstr("model.head (tied to model.embedding)"));
+  EXPECT_THAT(newest.out, HasSubstr("note = hello"));
+  EXPECT_THAT(newest.out, HasSubstr("4 tensors, "));
+  EXPECT_THAT(newest.out, HasSubstr("123456789012345678901234567890"));
+  EXPECT_THAT(run({"show", root_ + "@3"}).out, HasSubstr("step 3"));
+}
+
+TEST_F(CliTest, ShowsOnlyTensorsThatMatchAPattern) {
+  write_two();
+  const Outcome some = run({"show", root_, "model.*b*"});
+  EXPECT_THAT(some.out, HasSubstr("model.bias"));
+  EXPECT_THAT(some.out, HasSubstr("model.embedding"));
+  EXPECT_THAT(some.out, Not(HasSubstr("optim.step")));
+  EXPECT_THAT(some.out, HasSubstr("2 tensors"));
+  EXPECT_THAT(some.out, HasSubstr("of 4 tensors"));
+  const Outcome none = run({"show", root_, "nothing"});
+  EXPECT_EQ(none.code, 0);
+  EXPECT_THAT(none.err, HasSubstr("no tensor matches 'nothing'"));
+}
+
+TEST_F(CliTest, PrintsTheWholeTreeAsJsonAndNothingElse) {
+  write_two();
+  const Outcome tree = run({"show", "--tree", root_});
+  EXPECT_EQ(json::parse(tree.out)["lr"], 0.1);
+  EXPECT_THAT(tree.out, HasSubstr("123456789012345678901234567890"));
+  EXPECT_EQ(json::parse(run({"show", "--tree", "--json", root_}).out)["lr"], 0.1);
+}
+
+TEST_F(CliTest, CutsALongTreeAndSaysHowToSeeAllOfIt) {
+  json tree;
+  for (int i = 0; i < 100; ++i) tree["value" + std::to_string(i)] = i;
+  test::CheckpointWriter(root_).write(1, test::state_of(tensors_, tree.dump()));
+  const Outcome cut = run({"show", root_});
+  EXPECT_THAT(cut.out, HasSubstr("more lines; --tree prints all of it"));
+  EXPECT_EQ(json::parse(run({"show", "--tree", root_}).out), tree);
+}
+
+TEST_F(CliTest, ShowsAsJsonWithStableKeys) {
+  write_two();
+  const json document = run_json({"show", "--json", root_});
+  EXPECT_EQ(document["version"]["step"], 9);
+  EXPECT_EQ(document["metadata"]["note"], "hello");
+  EXPECT_EQ(document["files"][0]["name"], "rank-00000.safetensors");
+  ASSERT_EQ(document["tensors"].size(), 4u);
+  EXPECT_EQ(document["tensors"][1]["name"], "model.embedding");
+  EXPECT_EQ(document["tensors"][1]["dtype"], "float32");
+  EXPECT_EQ(document["tensors"][1]["shape"], (std::vector<int>{300, 1000}));
+  EXPECT_EQ(document["tensors"][2]["alias_of"], "model.embedding");
+  EXPECT_EQ(document["totals"]["size_bytes"], 300 * 1000 * 4 + 14 + 8);
+  EXPECT_EQ(document["tree"]["lr"], 0.1);
+  const json some = run_json({"show", "--json", root_, "optim.*"});
+  EXPECT_EQ(some["tensors"].size(), 1u);
+  EXPECT_TRUE(some["tree"].is_null());
+}
+
+TEST_F(CliTest, KeepsATreeThatIsNotJsonApart) {
+  test::CheckpointWriter(root_).write(1, test::state_of(tensors_, "free \x1b text"));
+  EXPECT_EQ(run_json({"show", "--json", root_})["tree"], "free \x1b text");
+  EXPECT_THAT(run({"show", root_}).out, HasSubstr("free \\u001b text"));
+}
+
+TEST_F(CliTest, EscapesControlCharactersInNames) {
+  test::CheckpointWriter(root_).write(1, test::state_of({OwnedTensor::random("evil\x1b[2J\nname", DType::kU8, {4})}));
+  const Outcome outcome = run({"show", root_});
+  EXPECT_THAT(outcome.out, HasSubstr("evil\\u001b[2J\\u000aname"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("\x1b")));
+}
+
+TEST_F(CliTest, ListsTheStepsThereAreWhenOneIsMissing) {
+  write_two();
+  for (const char* verb : {"show", "verify"}) {
+    const Outcome outcome = run({verb, root_ + "@4"});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("step 4"));
+    EXPECT_THAT(outcome.err, HasSubstr("hint: there are steps 9, 3"));
+  }
+}
+
+TEST_F(CliTest, TakesADirectoryWhoseNameHoldsAnAt) {
+  root_ = directory_ / "run@2024";
+  write_two();
+  EXPECT_THAT(run({"show", root_}).out, HasSubstr("step 9"));
+  EXPECT_THAT(run({"show", root_ + "@3"}).out, HasSubstr("step 3"));
+  EXPECT_EQ(run({"ls", root_}).code, 0);
+}
+
+TEST_F(CliTest, VerifiesEveryVersionThatCounts) {
+  write_two();
+  const Outcome outcome = run({"verify", root_});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "") << "no progress bar where stderr is not a terminal";
+  EXPECT_THAT(outcome.out, HasSubstr("step 3: fine"));
+  EXPECT_THAT(outcome.out, HasSubstr("step 9: fine"));
+  EXPECT_THAT(outcome.out, HasSubstr("GB/s"));
+  const json document = run_json({"verify", "--json", root_});
+  EXPECT_EQ(document["ok"], true);
+  EXPECT_EQ(document["versions"].size(), 2u);
+  EXPECT_EQ(run_json({"verify", "--json", root_ + "@3"})["versions"].size(), 1u);
+}
+
+TEST_F(CliTest, NamesDamageGoesOnAndExitsWithOne) {
+  write_two();
+  test::flip_bit(paths_[0] + "/rank-00000.safetensors", (1u << 20) + 9, 2);
+  const Outcome outcome = run({"verify", root_});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("step 3: DAMAGED"));
+  EXPECT_THAT(outcome.out, HasSubstr("rank-00000.safetensors"));
+  EXPECT_THAT(outcome.out, HasSubstr("offset 1048576"));
+  EXPECT_THAT(outcome.out, HasSubstr("model.embedding"));
+  EXPECT_THAT(outcome.out, HasSubstr("step 9: fine"));
+
+  const json document = run_json({"verify", "--json", root_}, 1);
+  EXPECT_EQ(document["ok"], false);
+  const json& damage = document["versions"][0]["damages"][0];
+  EXPECT_EQ(damage["file"], "rank-00000.safetensors");
+  EXPECT_EQ(damage["offset"], 1048576);
+  EXPECT_THAT(damage["tensors"].get<std::vector<std::string>>(), testing::Contains("model.embedding"));
+}
+
+TEST_F(CliTest, VerifyReportsAVersionWhoseManifestIsDamaged) {
+  write_two();
+  test::write_file_text(paths_[0] + "/manifest.json", "junk");
+  const Outcome outcome = run({"verify", root_});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("step 3: DAMAGED"));
+  EXPECT_THAT(outcome.out, HasSubstr("manifest.json"));
+  EXPECT_THAT(outcome.out, HasSubstr("step 9: fine"));
+  EXPECT_EQ(run({"verify", root_ + "@3"}).code, 1);
+}
+
+TEST_F(CliTest, VerifyReportsMissingFilesAndShowPointsToVerify) {
+  write_two();
+  stdfs::remove(paths_[1] + "/rank-00000.safetensors");
+  const Outcome shown = run({"show", root_});
+  EXPECT_EQ(shown.code, 1);
+  EXPECT_THAT(shown.err, HasSubstr("hint: slackwater verify"));
+  const Outcome outcome = run({"verify", root_ + "@9"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("the file is missing"));
+  EXPECT_THAT(outcome.out, HasSubstr("optim.step"));
+}
+
+}  // namespace
+}  // namespace slackwater

@@ -1,0 +1,140 @@
+// Damaged versions: named, passed over, and never loaded.
+#include <filesystem>
+#include <fstream>
+
+#include "unit/engine/engine_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DamageTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    model_.add("first", 1000);
+    model_.add("layer.w", 3 * kMiB);
+    Engine engine = open(options());
+    for (std::uint64_t step = 1; step <= 2; ++step) {
+      save_and_commit(engine, step, model_);
+      if (step == 1) {
+        at_one_ = model_.copy();
+        model_.update();
+      }
+    }
+    ASSERT_TRUE(engine.close());
+  }
+  std::string file(const std::string& name, int step = 2) {
+    return options().path + "/step-000000000" + std::to_string(step) + ".a1/" + name;
+  }
+  static void flip(const std::string& path, std::uint64_t offset) {
+    std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(static_cast<std::streamoff>(offset));
+    char byte = 0;
+    stream.get(byte);
+    stream.seekp(static_cast<std::streamoff>(offset));
+    stream.put(static_cast<char>(byte ^ 0x10));
+    ASSERT_TRUE(stream.good());
+  }
+  void expect_fallback(const std::string& named) {
+    Engine engine = open(options());
+    Reader reader;
+    auto restored = engine.restore({}, reader.plan());
+    ASSERT_TRUE(restored) << restored.error().to_string();
+    ASSERT_TRUE(*restored);
+    EXPECT_EQ((*restored)->version.step, 1u);
+    EXPECT_EQ(reader.read, at_one_);
+    ASSERT_EQ((*restored)->damaged.size(), 1u);
+    EXPECT_NE((*restored)->damaged[0].find("step 2"), std::string::npos) << (*restored)->damaged[0];
+    EXPECT_NE((*restored)->damaged[0].find(named), std::string::npos) << (*restored)->damaged[0];
+    EXPECT_NE(log().find("step 2 is damaged"), std::string::npos) << log();
+  }
+  Model model_;
+  std::map<std::string, Bytes> at_one_;
+};
+
+TEST_F(DamageTest, ABitFlipInATensorFallsBackAndNamesFileAndTensor) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  expect_fallback("rank-00000.safetensors");
+  EXPECT_NE(log().find("layer.w"), std::string::npos) << log();
+}
+
+TEST_F(DamageTest, ABitFlipInTheHeaderFallsBack) {
+  flip(file("rank-00000.safetensors"), 40);
+  expect_fallback("rank-00000.safetensors");
+}
+
+TEST_F(DamageTest, ATruncatedFileFallsBack) {
+  fs::resize_file(file("rank-00000.safetensors"), kMiB);
+  expect_fallback("rank-00000.safetensors");
+}
+
+TEST_F(DamageTest, AnEmptyFileFallsBack) {
+  fs::resize_file(file("rank-00000.safetensors"), 0);
+  expect_fallback("rank-00000.safetensors");
+}
+
+TEST_F(DamageTest, AMissingFileFallsBack) {
+  fs::remove(file("rank-00000.safetensors"));
+  expect_fallback("rank-00000.safetensors");
+}
+
+TEST_F(DamageTest, ADamagedRecordFallsBack) {
+  flip(file("rank-00000.record"), 30);
+  expect_fallback("rank-00000.record");
+}
+
+TEST_F(DamageTest, ADamagedManifestFallsBack) {
+  flip(file("manifest.json"), 30);
+  expect_fallback("manifest.json");
+}
+
+TEST_F(DamageTest, FilesExchangedBetweenStepsFallBack) {
+  fs::copy_file(file("rank-00000.safetensors", 1), file("rank-00000.safetensors", 2), fs::copy_options::overwrite_existing);
+  expect_fallback("rank-00000.safetensors");
+}
+
+TEST_F(DamageTest, OnDamageRaiseIsAnError) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Options strict = options();
+  strict.on_damage = OnDamage::kRaise;
+  Engine engine = open(strict);
+  Reader reader;
+  auto restored = engine.restore({}, reader.plan());
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().kind, ErrorKind::kCorrupt);
+  EXPECT_NE(restored.error().message.find("undefined"), std::string::npos) << restored.error().message;
+}
+
+TEST_F(DamageTest, AStepAskedForByNumberIsNotReplacedByAnother) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Engine engine = open(options());
+  Reader reader;
+  auto restored = engine.restore({.step = 2}, reader.plan());
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().kind, ErrorKind::kCorrupt);
+}
+
+TEST_F(DamageTest, NothingGoodLeftIsAnErrorAndNotAFreshStart) {
+  flip(file("rank-00000.safetensors", 1), 100);
+  flip(file("manifest.json", 2), 30);
+  Engine engine = open(options());
+  Reader reader;
+  auto restored = engine.restore({}, reader.plan());
+  ASSERT_FALSE(restored);
+  EXPECT_NE(restored.error().message.find("no checkpoint could be restored"), std::string::npos) << restored.error().message;
+}
+
+TEST_F(DamageTest, SavingGoesOnFromTheVersionThatWasRestored) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Engine engine = open(options());
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader), 1u);
+  save_and_commit(engine, 2, model_);  // under a new attempt: the damaged step 2 is superseded
+  ASSERT_TRUE(engine.wait(Level::kCommitted));
+  ASSERT_EQ(restore(engine, reader), 2u);
+  EXPECT_EQ(reader.read, model_.copy());
+}
+
+}  // namespace
+}  // namespace slackwater::test

@@ -1,0 +1,133 @@
+// What the engine's tests share: a directory of one's own, states made of random bytes, and the bytes read back.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "slackwater/engine.hpp"
+#include "support/temp_dir.hpp"
+
+namespace slackwater::test {
+
+using Bytes = std::vector<std::byte>;
+
+// Tensors of random bytes that stay where they are; state() describes them.
+class Model {
+ public:
+  explicit Model(unsigned seed = 1) : random_(seed) {}
+
+  Bytes& add(const std::string& name, std::uint64_t size_bytes) {
+    names_.push_back(name);
+    Bytes& bytes = tensors_[name];
+    bytes.resize(size_bytes);
+    fill(bytes);
+    return bytes;
+  }
+  Bytes& operator[](const std::string& name) { return tensors_.at(name); }
+  void update() {
+    for (auto& [name, bytes] : tensors_) fill(bytes);
+  }
+  [[nodiscard]] std::map<std::string, Bytes> copy() const { return tensors_; }
+
+  [[nodiscard]] State state() const {
+    State state;
+    for (const std::string& name : names_) {
+      const Bytes& bytes = tensors_.at(name);
+      state.tensors.push_back(
+          Tensor{.name = name, .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(bytes.size())}, .data = bytes.data()});
+    }
+    state.tree = R"({"kind":"test"})";
+    return state;
+  }
+
+ private:
+  void fill(Bytes& bytes) {
+    for (std::size_t i = 0; i < bytes.size(); i += 8) {
+      const std::uint64_t word = random_();
+      std::memcpy(bytes.data() + i, &word, std::min<std::size_t>(8, bytes.size() - i));
+    }
+  }
+  std::mt19937_64 random_;
+  std::vector<std::string> names_;
+  std::map<std::string, Bytes> tensors_;
+};
+
+// Answers a place for every tensor of the checkpoint.
+class Reader {
+ public:
+  Engine::Plan plan() {
+    return [this](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
+      read.clear();
+      std::vector<Target> targets;
+      for (const TensorInfo& info : checkpoint.tensors()) {
+        Bytes& bytes = read[info.name];
+        bytes.resize(info.size_bytes);
+        targets.push_back(Target{.name = info.name, .dtype = info.dtype, .shape = info.shape, .data = bytes.data()});
+      }
+      tree = checkpoint.tree();
+      return targets;
+    };
+  }
+  std::map<std::string, Bytes> read;
+  std::string tree;
+};
+
+class EngineTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kMiB = 1u << 20;
+
+  Options options() {
+    Options options;
+    options.path = directory_.path() + "/run";
+    options.slab_bytes = kMiB;
+    options.pool_bytes = 2 * kMiB;
+    options.log = [this](LogLevel level, std::string_view message) {
+      if (level == LogLevel::kInfo) return;
+      std::lock_guard lock(log_mutex_);
+      log_ += std::string(message) + "\n";
+    };
+    return options;
+  }
+  std::string log() {
+    std::lock_guard lock(log_mutex_);
+    return log_;
+  }
+  static Engine open(Options options) {
+    auto engine = Engine::open(std::move(options));
+    if (!engine) throw std::runtime_error(engine.error().to_string());
+    return std::move(*engine);
+  }
+  static Snapshot save(Engine& engine, std::uint64_t step, const Model& model) {
+    auto snapshot = engine.save(step, model.state());
+    if (!snapshot) throw std::runtime_error(snapshot.error().to_string());
+    return std::move(**snapshot);
+  }
+  static void save_and_commit(Engine& engine, std::uint64_t step, const Model& model) {
+    const Status status = save(engine, step, model).wait(Level::kCommitted);
+    ASSERT_TRUE(status) << status.error().to_string();
+  }
+  // Restores into fresh memory. 0 when there was nothing.
+  static std::uint64_t restore(Engine& engine, Reader& reader, std::optional<std::uint64_t> step = {}) {
+    auto restored = engine.restore({.step = step}, reader.plan());
+    if (!restored) throw std::runtime_error(restored.error().to_string());
+    return *restored ? (*restored)->version.step : 0;
+  }
+  static std::vector<std::uint64_t> steps(const Engine& engine) {
+    std::vector<std::uint64_t> steps;
+    for (const VersionInfo& version : engine.versions()) steps.push_back(version.step);
+    return steps;
+  }
+
+  TempDir directory_;
+  std::mutex log_mutex_;
+  std::string log_;
+};
+
+}  // namespace slackwater::test

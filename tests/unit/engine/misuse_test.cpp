@@ -1,0 +1,160 @@
+// Bad input: each gets one clear sentence, and nothing is lost.
+#include <fstream>
+
+#include "unit/engine/engine_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+class MisuseTest : public EngineTest {
+ protected:
+  void expect_error(const Error& error, ErrorKind kind, const std::string& part) {
+    EXPECT_EQ(error.kind, kind) << error.to_string();
+    EXPECT_NE(error.to_string().find(part), std::string::npos) << error.to_string();
+  }
+};
+
+TEST_F(MisuseTest, AStepSavedTwiceOrOutOfOrder) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  save_and_commit(engine, 5, model);
+  for (const std::uint64_t step : {5, 4}) {
+    auto again = engine.save(step, model.state());
+    ASSERT_FALSE(again);
+    expect_error(again.error(), ErrorKind::kInvalidArgument, "steps must grow");
+  }
+  save_and_commit(engine, 6, model);
+}
+
+TEST_F(MisuseTest, AFreshStartOverLaterSteps) {
+  Model model;
+  model.add("w", 10);
+  {
+    Engine engine = open(options());
+    save_and_commit(engine, 50, model);
+  }
+  Engine engine = open(options());
+  auto buried = engine.save(1, model.state());
+  ASSERT_FALSE(buried);
+  expect_error(buried.error(), ErrorKind::kInvalidArgument, "checkpoints up to step 50");
+  expect_error(buried.error(), ErrorKind::kInvalidArgument, "restore() first");
+  save_and_commit(engine, 51, model);  // going on is fine
+  ASSERT_TRUE(engine.wait(Level::kCommitted));
+  EXPECT_EQ(steps(engine), (std::vector<std::uint64_t>{50, 51}));
+}
+
+TEST_F(MisuseTest, SaveAfterClose) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  ASSERT_TRUE(engine.close());
+  auto closed = engine.save(1, model.state());
+  ASSERT_FALSE(closed);
+  expect_error(closed.error(), ErrorKind::kClosed, "closed");
+  EXPECT_TRUE(engine.close());
+}
+
+TEST_F(MisuseTest, TwoRunsOnOneDirectory) {
+  Engine first = open(options());
+  auto second = Engine::open(options());
+  ASSERT_FALSE(second);
+  expect_error(second.error(), ErrorKind::kBusy, options().path);
+  ASSERT_TRUE(first.close());
+  EXPECT_TRUE(Engine::open(options()));
+}
+
+TEST_F(MisuseTest, AMissingParentDirectory) {
+  Options bad = options();
+  bad.path = directory_.path() + "/no/such/run";
+  auto engine = Engine::open(bad);
+  ASSERT_FALSE(engine);
+  expect_error(engine.error(), ErrorKind::kNotFound, "/no/such");
+}
+
+TEST_F(MisuseTest, AFileInPlaceOfTheDirectory) {
+  Options bad = options();
+  std::ofstream(bad.path) << "not a directory";
+  auto engine = Engine::open(bad);
+  ASSERT_FALSE(engine);
+  EXPECT_NE(engine.error().to_string().find(bad.path), std::string::npos) << engine.error().to_string();
+}
+
+TEST_F(MisuseTest, OptionsOutOfRange) {
+  Options bad = options();
+  bad.pool_bytes = kMiB;  // one slab
+  auto engine = Engine::open(bad);
+  ASSERT_FALSE(engine);
+  expect_error(engine.error(), ErrorKind::kInvalidArgument, "two slabs");
+}
+
+TEST_F(MisuseTest, DuplicateNames) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  State state = model.state();
+  state.tensors.push_back(state.tensors[0]);
+  auto saved = engine.save(1, std::move(state));
+  ASSERT_FALSE(saved);
+  expect_error(saved.error(), ErrorKind::kInvalidArgument, "w");
+  save_and_commit(engine, 1, model);  // the step is still free
+}
+
+TEST_F(MisuseTest, ATensorOnAnotherDevice) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  State state = model.state();
+  state.tensors[0].device = 0;
+  auto saved = engine.save(1, std::move(state));
+  ASSERT_FALSE(saved);
+  expect_error(saved.error(), ErrorKind::kUnsupported, "'w'");
+}
+
+TEST_F(MisuseTest, RestoreOfAStepThatIsNotThere) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  save_and_commit(engine, 3, model);
+  Reader reader;
+  auto restored = engine.restore({.step = 4}, reader.plan());
+  ASSERT_FALSE(restored);
+  expect_error(restored.error(), ErrorKind::kNotFound, "there are: 3");
+}
+
+TEST_F(MisuseTest, ARefusingPlanEndsTheRestoreAndIsNotDamage) {
+  Model model;
+  model.add("w", 10);
+  Engine engine = open(options());
+  save_and_commit(engine, 1, model);
+  save_and_commit(engine, 2, model);
+  int asked = 0;
+  auto restored = engine.restore({}, [&](const Checkpoint&) -> Result<std::vector<Target>> {
+    ++asked;
+    return fail(ErrorKind::kMismatch, "not mine");
+  });
+  ASSERT_FALSE(restored);
+  expect_error(restored.error(), ErrorKind::kMismatch, "not mine");
+  EXPECT_EQ(asked, 1);
+}
+
+TEST_F(MisuseTest, UnknownOptionsAreNamed) {
+  Options some;
+  for (const OptionInfo& info : option_table()) {
+    EXPECT_TRUE(set_option(some, info.name, info.default_value) || info.type == "text") << info.name;
+    EXPECT_FALSE(info.help.empty());
+  }
+  const auto unknown = set_option(some, "colour", "blue");
+  ASSERT_FALSE(unknown);
+  expect_error(unknown.error(), ErrorKind::kInvalidArgument, "colour");
+  const auto wrong = set_option(some, "keep", "-1");
+  ASSERT_FALSE(wrong);
+  expect_error(wrong.error(), ErrorKind::kInvalidArgument, "'keep'");
+  ASSERT_TRUE(set_option(some, "stall_timeout", "0.5"));
+  EXPECT_EQ(some.stall_timeout, std::chrono::milliseconds(500));
+  ASSERT_TRUE(set_option(some, "pool", "512MiB"));
+  EXPECT_EQ(some.pool_bytes, 512u << 20);
+}
+
+}  // namespace
+}  // namespace slackwater::test

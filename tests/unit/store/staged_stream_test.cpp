@@ -1,0 +1,111 @@
+// Stager and writer together, as the engine joins them: snapshots of any form through a pool of two slabs into real
+// files.
+#include <fstream>
+#include <iterator>
+
+#include <gtest/gtest.h>
+
+#include "stage/stager.hpp"
+#include "store/stream_writer.hpp"
+#include "support/temp_dir.hpp"
+#include "unit/stage/stage_fixture.hpp"
+
+namespace slackwater {
+namespace {
+
+using test::kMiB;
+using test::TestSnapshot;
+
+struct Voyage {
+  explicit Voyage(Device& device, std::uint64_t seed) : snapshot(device, seed) {}
+  TestSnapshot snapshot;
+  std::vector<std::promise<Result<WrittenStream>>> written;
+  std::promise<Status> staged;
+};
+
+class StagedStream : public ::testing::TestWithParam<std::uint32_t> {
+ protected:
+  StagedStream() {
+    auto writer = StreamWriter::create(*fs_, {.buffer_slots = GetParam()}, Log());
+    EXPECT_TRUE(writer.has_value());
+    writer_ = std::move(*writer);
+    auto pool = Pool::create(
+        kMiB, GetParam(), [this](int index, std::span<std::byte> memory) { writer_->register_buffer(index, memory); });
+    EXPECT_TRUE(pool.has_value());
+    pool_ = std::move(*pool);
+  }
+  ~StagedStream() override { writer_.reset(); }  // it gives slabs back
+
+  std::string path(const Voyage& voyage, std::size_t part) {
+    return dir_ / (std::to_string(reinterpret_cast<std::uintptr_t>(&voyage)) + "-" + std::to_string(part));
+  }
+
+  void launch(Voyage& voyage, Stager& stager) {
+    const auto job = voyage.snapshot.job();
+    voyage.written.resize(job->layout->parts.size());
+    std::vector<StreamWriter::StreamId> streams;
+    for (std::size_t part = 0; part < job->layout->parts.size(); ++part) {
+      streams.push_back(writer_->begin({.path = path(voyage, part),
+                                        .size_bytes = job->layout->parts[part].size_bytes(),
+                                        .direct = true,
+                                        .on_progress = {},
+                                        .on_written = [&voyage, part](Result<WrittenStream> written) {
+                                          voyage.written[part].set_value(std::move(written));
+                                        }}));
+    }
+    job->on_slab = [this, streams](FullSlab slab) {
+      const auto memory = slab.lease.memory();
+      const int buffer = slab.lease.index();
+      writer_->write(streams[slab.part], {.memory = memory,
+                                          .buffer = buffer,
+                                          .offset = slab.offset,
+                                          .size_bytes = slab.size_bytes,
+                                          .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
+    };
+    job->on_done = [&voyage](Status status) { voyage.staged.set_value(std::move(status)); };
+    stager.enqueue(job);
+  }
+
+  void expect_arrived(Voyage& voyage) {
+    const Status staged = voyage.staged.get_future().get();
+    ASSERT_TRUE(staged.has_value()) << staged.error().to_string();
+    for (std::size_t part = 0; part < voyage.written.size(); ++part) {
+      auto written = voyage.written[part].get_future().get();
+      ASSERT_TRUE(written.has_value()) << written.error().to_string();
+      ASSERT_TRUE(written->file.finish().has_value());
+      std::ifstream file(path(voyage, part), std::ios::binary);
+      const std::vector<char> found((std::istreambuf_iterator<char>(file)), {});
+      EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(found)), voyage.snapshot.expected()[part]))
+          << "part " << part;
+    }
+  }
+
+  test::TempDir dir_;
+  std::unique_ptr<Device> device_ = make_host_device();
+  std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
+  std::unique_ptr<StreamWriter> writer_;
+  std::unique_ptr<Pool> pool_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Slabs, StagedStream, ::testing::Values(2u, 3u, 8u));
+
+TEST_P(StagedStream, SnapshotsInFlightBecomeTheFilesTheObviousSerialiserWrites) {
+  Stager stager(*pool_, {.copy_threads = 3});
+  std::vector<std::unique_ptr<Voyage>> voyages;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    Voyage& voyage = *voyages.emplace_back(std::make_unique<Voyage>(*device_, i));
+    TestSnapshot& snapshot = voyage.snapshot;
+    snapshot.set_header(i == 1 ? 2 * kMiB + 4096 : 4096);
+    snapshot.add(3 * kMiB + 4097, true);
+    for (std::uint64_t t = 0; t < 200; ++t) snapshot.add(t * 31 % 9000, true);
+    snapshot.add_transposed(333, 777, 4, true);
+    snapshot.add_tree(i * 100'000);
+    snapshot.begin_part(8192);
+    snapshot.add(kMiB + i, true);
+    launch(voyage, stager);
+  }
+  for (const auto& voyage : voyages) expect_arrived(*voyage);
+}
+
+}  // namespace
+}  // namespace slackwater

@@ -1,0 +1,285 @@
+// The writer when storage says no.
+#include <cerrno>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/fault_file_system.hpp"
+#include "unit/store/writer_fixture.hpp"
+
+namespace slackwater {
+namespace {
+
+using test::FaultFileSystem;
+using test::FsCall;
+using test::kAlways;
+using test::kMiB;
+using test::TestStream;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class StreamWriterFault : public ::testing::Test {
+ protected:
+  std::unique_ptr<StreamWriter> make_writer(StreamWriterOptions options = {}) {
+    auto writer = StreamWriter::create(fs_, options, log_.log());
+    EXPECT_TRUE(writer.has_value());
+    return std::move(*writer);
+  }
+
+  test::TempDir dir_;
+  test::TestLog log_;
+  std::unique_ptr<FileSystem> real_ = make_posix_file_system();
+  FaultFileSystem fs_{*real_};
+  TestStream stream_{dir_ / "first", 4 * kMiB + 100};
+  TestStream other_{dir_ / "other", 2 * kMiB, 2};
+};
+
+TEST_F(StreamWriterFault, AFileThatCannotBeMadeEndsTheStreamAndReturnsItsSlabs) {
+  fs_.fail(FsCall::kAllocate, ENOSPC);
+  auto writer = make_writer();
+  stream_.write_all(*writer, writer->begin(stream_.spec()), kMiB);
+  const auto written = stream_.wait();
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().kind, ErrorKind::kNoSpace);
+  other_.write_all(*writer, writer->begin(other_.spec()), kMiB);
+  auto good = other_.wait();
+  ASSERT_TRUE(good.has_value());
+  other_.expect_on_disk(*good);
+  writer.reset();
+  EXPECT_EQ(stream_.released(), stream_.lent());
+}
+
+TEST_F(StreamWriterFault, AFailedWriteEndsItsStreamOnceAndNotTheOthers) {
+  fs_.fail(FsCall::kQueueWrite, EIO, {.nth = 2, .times = kAlways, .path = "first"});
+  auto writer = make_writer({.queue_depth = 2});
+  const auto id = writer->begin(stream_.spec());
+  const auto other_id = writer->begin(other_.spec());
+  stream_.write_all(*writer, id, kMiB);
+  other_.write_all(*writer, other_id, kMiB);
+  const auto written = stream_.wait();
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().kind, ErrorKind::kIo);
+  EXPECT_EQ(written.error().sys_errno, EIO);
+  EXPECT_THAT(written.error().path, HasSubstr("first"));
+  auto good = other_.wait();
+  ASSERT_TRUE(good.has_value());
+  other_.expect_on_disk(*good);
+  writer.reset();
+  EXPECT_EQ(stream_.released(), stream_.lent());
+  EXPECT_EQ(stream_.ends(), 1);
+}
+
+TEST_F(StreamWriterFault, SlabsOfAStreamThatHasEndedAreGivenBackUnwritten) {
+  fs_.fail(FsCall::kQueueWrite, ENOSPC);
+  auto writer = make_writer();
+  const auto id = writer->begin(stream_.spec());
+  writer->write(id, stream_.slab(0, kMiB));
+  EXPECT_EQ(stream_.wait().error().kind, ErrorKind::kNoSpace);
+  const auto writes = fs_.count(FsCall::kQueueWrite);
+  writer->write(id, stream_.slab(kMiB, kMiB));
+  writer.reset();
+  EXPECT_EQ(stream_.released(), 2);
+  EXPECT_EQ(fs_.count(FsCall::kQueueWrite), writes);
+}
+
+TEST_F(StreamWriterFault, DirectWritesThatAreRefusedGoThroughThePageCache) {
+  fs_.fail(FsCall::kQueueWrite, EINVAL, {.times = 3});
+  const auto writer = make_writer();
+  EXPECT_TRUE(writer->direct());
+  stream_.write_all(*writer, writer->begin(stream_.spec()), kMiB);
+  auto written = stream_.wait();
+  ASSERT_TRUE(written.has_value()) << written.error().to_string();
+  EXPECT_FALSE(written->file.file().direct());
+  stream_.expect_on_disk(*written);
+  EXPECT_FALSE(writer->direct());
+  EXPECT_EQ(fs_.count(FsCall::kSetDirect), 1u);
+
+  other_.write_all(*writer, writer->begin(other_.spec()), kMiB);
+  auto later = other_.wait();
+  ASSERT_TRUE(later.has_value());
+  EXPECT_FALSE(later->file.file().direct()) << "later files are opened buffered";
+  other_.expect_on_disk(*later);
+  EXPECT_THAT(log_.messages(), ElementsAre(HasSubstr("refused O_DIRECT at the first write")));
+}
+
+TEST_F(StreamWriterFault, AnInvalidBufferedWriteIsAnError) {
+  fs_.fail(FsCall::kQueueWrite, EINVAL);
+  const auto writer = make_writer();
+  stream_.write_all(*writer, writer->begin(stream_.spec(false)), kMiB);
+  EXPECT_EQ(stream_.wait().error().sys_errno, EINVAL);
+  EXPECT_EQ(fs_.count(FsCall::kSetDirect), 0u);
+}
+
+TEST_F(StreamWriterFault, ADescriptorThatStaysDirectEndsTheStream) {
+  fs_.fail(FsCall::kQueueWrite, EINVAL);
+  fs_.fail(FsCall::kSetDirect, EPERM);
+  auto writer = make_writer();
+  stream_.write_all(*writer, writer->begin(stream_.spec()), kMiB);
+  EXPECT_EQ(stream_.wait().error().kind, ErrorKind::kPermission);
+  writer.reset();
+  EXPECT_EQ(stream_.released(), stream_.lent());
+}
+
+TEST_F(StreamWriterFault, BuffersTheKernelWillNotPinAreUsedUnregistered) {
+  fs_.fail(FsCall::kRegisterBuffer, ENOMEM, {.nth = 2});
+  const auto writer = make_writer({.buffer_slots = 4});
+  for (int i = 0; i < 4; ++i)
+    writer->register_buffer(i, stream_.memory().subspan(static_cast<std::size_t>(i) * kMiB, kMiB));
+  const auto id = writer->begin(stream_.spec());
+  for (int i = 0; i < 5; ++i) writer->write(id, stream_.slab(static_cast<std::uint64_t>(i) * kMiB, kMiB, i));
+  auto written = stream_.wait();
+  ASSERT_TRUE(written.has_value()) << written.error().to_string();
+  stream_.expect_on_disk(*written);
+  EXPECT_FALSE(writer->registered_buffers());
+  EXPECT_EQ(fs_.count(FsCall::kRegisterBuffer), 2u) << "asked again after a refusal";
+  EXPECT_THAT(log_.messages(), ElementsAre(HasSubstr("does not pin the buffers")));
+}
+
+TEST_F(StreamWriterFault, AnAbandonedStreamEndsWhenItsWritesAreBack) {
+  fs_.hold_writes();
+  const auto writer = make_writer();
+  const auto id = writer->begin(stream_.spec());
+  writer->write(id, stream_.slab(0, kMiB));
+  writer->write(id, stream_.slab(kMiB, kMiB));
+  fs_.wait_held(2);
+  writer->abandon(id, {ErrorKind::kTorn, "torn", "weight", 0, false});
+  // The writer has seen the abandonment once it answers for a stream begun after it.
+  const auto probe = writer->begin({.path = dir_ / "missing/file",
+                                    .size_bytes = 1,
+                                    .direct = false,
+                                    .on_progress = {},
+                                    .on_written = [&](const Result<WrittenStream>&) {
+                                      EXPECT_EQ(stream_.ends(), 0) << "ended while the kernel still reads its memory";
+                                      EXPECT_EQ(stream_.released(), 0);
+                                      fs_.release_writes();
+                                    }});
+  EXPECT_NE(probe, id);
+  const auto written = stream_.wait();
+  ASSERT_FALSE(written.has_value());
+  EXPECT_EQ(written.error().kind, ErrorKind::kTorn);
+  EXPECT_EQ(stream_.released(), 2);
+}
+
+TEST_F(StreamWriterFault, DestructionEndsOpenStreamsWithClosed) {
+  auto writer = make_writer();
+  const auto id = writer->begin(stream_.spec());
+  writer->write(id, stream_.slab(0, kMiB));
+  const auto untouched = writer->begin(other_.spec());
+  EXPECT_NE(untouched, id);
+  writer.reset();
+  EXPECT_EQ(stream_.wait().error().kind, ErrorKind::kClosed);
+  EXPECT_EQ(other_.wait().error().kind, ErrorKind::kClosed);
+  EXPECT_EQ(stream_.released(), stream_.lent());
+  EXPECT_EQ(stream_.ends(), 1);
+}
+
+TEST_F(StreamWriterFault, SlabsThatDoNotFitTheStreamAreABug) {
+  const auto bad_end = [&](std::uint64_t offset, std::uint64_t size, int times) {
+    TestStream stream(dir_ / std::to_string(offset) + std::to_string(size), 2 * kMiB);
+    const auto writer = make_writer();
+    const auto id = writer->begin(stream.spec());
+    for (int i = 0; i < times; ++i) {
+      SlabWrite slab = stream.slab(0, 2 * kMiB);
+      slab.offset = offset;
+      slab.size_bytes = size;
+      writer->write(id, std::move(slab));
+    }
+    return stream.wait().error().kind;
+  };
+  EXPECT_EQ(bad_end(4096, kMiB, 1), ErrorKind::kInternal) << "not on a block";
+  EXPECT_EQ(bad_end(2 * kMiB, 1, 1), ErrorKind::kInternal) << "past the end";
+  EXPECT_EQ(bad_end(kMiB, 2 * kMiB, 1), ErrorKind::kInternal) << "over the end";
+  EXPECT_EQ(bad_end(0, kMiB + 1, 1), ErrorKind::kInternal) << "a part of a block";
+  EXPECT_EQ(bad_end(0, kMiB, 2), ErrorKind::kInternal) << "twice";
+}
+
+TEST_F(StreamWriterFault, AQueueThatCannotBeMadeIsTheErrorOfCreate) {
+  fs_.fail(FsCall::kMakeQueue, EMFILE);
+  const auto writer = StreamWriter::create(fs_, {}, log_.log());
+  ASSERT_FALSE(writer.has_value());
+  EXPECT_EQ(writer.error().sys_errno, EMFILE);
+}
+
+// A queue whose wait() fails: what it has taken is on its way, but nobody will ever hear of it.
+class DeafQueue final : public IoQueue {
+ public:
+  explicit DeafQueue(std::unique_ptr<IoQueue> inner) : inner_(std::move(inner)) {}
+  std::string_view backend() const override { return inner_->backend(); }
+  unsigned depth() const override { return inner_->depth(); }
+  unsigned in_flight() const override { return inner_->in_flight(); }
+  Status register_buffer(int index, std::span<std::byte> memory) override {
+    return inner_->register_buffer(index, memory);
+  }
+  Status submit(const IoRequest& request) override { return inner_->submit(request); }
+  Status wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) override {
+    if (inner_->in_flight() == 0) return inner_->wait(completions, timeout);
+    return fail(ErrorKind::kIo, "the ring is gone");
+  }
+  void wake() override { inner_->wake(); }
+
+ private:
+  std::unique_ptr<IoQueue> inner_;
+};
+
+// The real file system, but without O_DIRECT at open, or with deaf queues.
+class BentFileSystem final : public FileSystem {
+ public:
+  explicit BentFileSystem(FileSystem& inner) : inner_(inner) {}
+  bool refuse_direct = false;
+  bool deaf_queues = false;
+
+  Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
+    return inner_.open(path, mode, direct && !refuse_direct);
+  }
+  Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) override {
+    auto queue = inner_.make_queue(options);
+    if (!queue || !deaf_queues) return queue;
+    return std::make_unique<DeafQueue>(std::move(*queue));
+  }
+  Status make_directory(const std::string& path) override { return inner_.make_directory(path); }
+  Status sync_directory(const std::string& path) override { return inner_.sync_directory(path); }
+  Status link(const std::string& from, const std::string& to) override { return inner_.link(from, to); }
+  Status unlink(const std::string& path) override { return inner_.unlink(path); }
+  Status remove_directory(const std::string& path) override { return inner_.remove_directory(path); }
+  Result<std::vector<DirectoryEntry>> list(const std::string& path) override { return inner_.list(path); }
+  Result<FileStatus> status(const std::string& path) override { return inner_.status(path); }
+  Result<std::uint64_t> free_bytes(const std::string& path) override { return inner_.free_bytes(path); }
+  Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override { return inner_.try_lock(path); }
+
+ private:
+  FileSystem& inner_;
+};
+
+TEST_F(StreamWriterFault, DirectRefusedAtOpenIsReportedOnce) {
+  BentFileSystem bent(*real_);
+  bent.refuse_direct = true;
+  auto writer = StreamWriter::create(bent, {}, log_.log());
+  ASSERT_TRUE(writer.has_value());
+  for (TestStream* stream : {&stream_, &other_}) {
+    stream->write_all(**writer, (*writer)->begin(stream->spec()), kMiB);
+    auto written = stream->wait();
+    ASSERT_TRUE(written.has_value()) << written.error().to_string();
+    stream->expect_on_disk(*written);
+  }
+  EXPECT_FALSE((*writer)->direct());
+  EXPECT_THAT(log_.messages(), ElementsAre(HasSubstr("refused O_DIRECT at open")));
+}
+
+TEST_F(StreamWriterFault, AQueueThatFailsEndsAllStreamsAndReturnsTheirSlabs) {
+  BentFileSystem bent(*real_);
+  bent.deaf_queues = true;
+  auto made = StreamWriter::create(bent, {}, log_.log());
+  ASSERT_TRUE(made.has_value());
+  auto writer = std::move(*made);
+  stream_.write_all(*writer, writer->begin(stream_.spec()), kMiB);
+  EXPECT_EQ(stream_.wait().error().message, "the ring is gone");
+  other_.write_all(*writer, writer->begin(other_.spec()), kMiB);
+  EXPECT_EQ(other_.wait().error().message, "the ring is gone") << "streams begun later fail too";
+  writer.reset();
+  EXPECT_EQ(stream_.released(), stream_.lent());
+  EXPECT_EQ(other_.released(), other_.lent());
+  EXPECT_THAT(log_.messages(), ElementsAre(HasSubstr("the I/O queue failed")));
+}
+
+}  // namespace
+}  // namespace slackwater

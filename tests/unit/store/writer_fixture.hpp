@@ -1,0 +1,124 @@
+// What the writer's tests share: streams of random bytes cut into slabs, their end as a future, and the log.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/digest.hpp"
+#include "base/units.hpp"
+#include "os/file_system.hpp"
+#include "store/stream_writer.hpp"
+#include "support/aligned_buffer.hpp"
+#include "support/temp_dir.hpp"
+
+namespace slackwater::test {
+
+inline constexpr std::uint64_t kMiB = 1u << 20;
+
+// One stream's bytes in memory, lent to the writer slab by slab, and what becomes of it.
+class TestStream {
+ public:
+  TestStream(std::string path, std::uint64_t size_bytes, std::uint64_t seed = 1)
+      : path_(std::move(path)),
+        size_bytes_(size_bytes),
+        memory_(round_up(std::max<std::uint64_t>(size_bytes, 1), 4096)) {
+    memory_.fill(seed);
+    std::ranges::fill(memory_.bytes().subspan(size_bytes), std::byte{0});
+  }
+
+  StreamSpec spec(bool direct = true) {
+    return {.path = path_,
+            .size_bytes = size_bytes_,
+            .direct = direct,
+            .on_progress = [this](std::uint64_t bytes) { progress_ = bytes; },
+            .on_written =
+                [this](Result<WrittenStream> written) {
+                  ++ends_;
+                  end_.set_value(std::move(written));
+                }};
+  }
+
+  // Bytes [begin, begin + slab_bytes), or as far as the stream goes.
+  SlabWrite slab(std::uint64_t begin, std::uint64_t slab_bytes, int buffer = -1) {
+    const std::uint64_t size = std::min(slab_bytes, size_bytes_ - begin);
+    ++lent_;
+    return {.memory = memory_.bytes().subspan(begin, round_up(size, 4096)),
+            .buffer = buffer,
+            .offset = begin,
+            .size_bytes = size,
+            .release = [this] { ++released_; }};
+  }
+
+  void write_all(StreamWriter& writer, StreamWriter::StreamId id, std::uint64_t slab_bytes, bool backwards = false) {
+    std::vector<std::uint64_t> begins;
+    for (std::uint64_t begin = 0; begin < size_bytes_; begin += slab_bytes) begins.push_back(begin);
+    if (backwards) std::ranges::reverse(begins);
+    for (const std::uint64_t begin : begins) writer.write(id, slab(begin, slab_bytes));
+  }
+
+  Result<WrittenStream> wait() { return end_.get_future().get(); }
+
+  // What is on disk and the digests are those of the bytes given.
+  void expect_on_disk(WrittenStream& written) {
+    ASSERT_TRUE(written.file.finish().has_value());
+    std::ifstream file(path_, std::ios::binary);
+    const std::vector<char> found((std::istreambuf_iterator<char>(file)), {});
+    ASSERT_EQ(found.size(), size_bytes_);
+    const auto bytes = std::as_bytes(std::span(found));
+    EXPECT_TRUE(std::ranges::equal(bytes, memory_.bytes().first(size_bytes_))) << path_ << " holds other bytes";
+    std::vector<std::uint64_t> digests;
+    for (std::uint64_t begin = 0; begin < size_bytes_; begin += kBlockBytes) {
+      digests.push_back(digest64(bytes.subspan(begin, std::min(kBlockBytes, size_bytes_ - begin))));
+    }
+    EXPECT_EQ(written.block_digests, digests);
+    EXPECT_EQ(released_, lent_) << "slabs were kept";
+    EXPECT_EQ(progress_, size_bytes_);
+    EXPECT_EQ(ends_, 1);
+  }
+
+  [[nodiscard]] std::span<std::byte> memory() { return memory_.bytes(); }
+  [[nodiscard]] int lent() const { return lent_; }
+  [[nodiscard]] int released() const { return released_; }
+  [[nodiscard]] int ends() const { return ends_; }
+
+ private:
+  const std::string path_;
+  const std::uint64_t size_bytes_;
+  AlignedBuffer memory_;
+  std::promise<Result<WrittenStream>> end_;
+  std::atomic<int> lent_ = 0;
+  std::atomic<int> released_ = 0;
+  std::atomic<int> ends_ = 0;
+  std::atomic<std::uint64_t> progress_ = 0;
+};
+
+// Collects what is logged.
+class TestLog {
+ public:
+  [[nodiscard]] Log log() {
+    return Log([this](LogLevel, std::string_view message) {
+      const std::lock_guard lock(mutex_);
+      messages_.emplace_back(message);
+    });
+  }
+  [[nodiscard]] std::vector<std::string> messages() const {
+    const std::lock_guard lock(mutex_);
+    return messages_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::string> messages_;  // guarded by mutex_
+};
+
+}  // namespace slackwater::test
