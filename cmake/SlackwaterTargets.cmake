@@ -27,6 +27,7 @@ function(slackwater_library folder)
   list(TRANSFORM arg_USES PREPEND sw_ OUTPUT_VARIABLE used)
   target_link_libraries(${target} PUBLIC ${used} PRIVATE sw_flags)
   target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLACKWATER_UNITY} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
 function(slackwater_test name)

@@ -12,8 +12,9 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr const char* kFooter = R"(
-A version counts if it is committed by the newest attempt (start of the run) or adopted by it. --all also shows those that are
+constexpr const char* kFooter =
+    R"(A version counts if it is committed by the newest attempt (start of the run) or adopted by it.
+--all also shows those that are
   superseded   committed, then left behind by a rollback
   aborted      given up by their writer
   undecided    being written now, or left over from a crash

@@ -11,8 +11,7 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr const char* kFooter = R"(
-Examples:
+constexpr const char* kFooter = R"(Examples:
   slackwater ls runs/gpt                        which steps are there
   slackwater show runs/gpt                      what the newest checkpoint holds
   slackwater show runs/gpt@42 'model.*.weight'  some tensors of step 42

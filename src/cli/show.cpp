@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
 
-constexpr const char* kFooter = R"(
-PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
+constexpr const char* kFooter =
+    R"(PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
 Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata, tensors [name, dtype, shape, size_bytes, file,

@@ -18,8 +18,8 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr const char* kFooter = R"(
-Without @STEP: every version that counts, and those whose manifest cannot be read. Damage is named by file, offset and tensors; the rest
+constexpr const char* kFooter =
+    R"(Without @STEP: every version that counts, and those whose manifest cannot be read. Damage is named by file, offset and tensors; the rest
 goes on being read. Exit code 1 if anything is damaged.
 
 Keys of --json: directory, ok, versions [step, attempt, directory, ok, bytes_read, seconds, damages [file, offset, size_bytes, tensors,

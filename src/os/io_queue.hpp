@@ -41,6 +41,11 @@ struct IoQueueOptions {
   bool force_threads = false;
 };
 
+// What every queue answers in a forked child.
+[[nodiscard]] inline std::unexpected<Error> queue_of_parent() {
+  return fail(ErrorKind::kClosed, "this I/O queue belongs to the parent process");
+}
+
 class IoQueue {
  public:
   virtual ~IoQueue() = default;

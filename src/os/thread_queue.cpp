@@ -18,10 +18,6 @@ namespace {
 
 constexpr unsigned kMaxWorkers = 8;  // enough to fill a disk with large requests
 
-std::unexpected<Error> in_child() {
-  return fail(ErrorKind::kClosed, "this I/O queue belongs to the parent process");
-}
-
 Result<std::uint64_t> transfer(const IoRequest& request) {
   const std::span memory(request.data, request.size_bytes);
   if (request.op == IoOp::kRead) return request.file->read_at(memory, request.offset);
@@ -98,7 +94,7 @@ Status ThreadQueue::register_buffer(int /*index*/, std::span<std::byte> /*memory
 }
 
 Status ThreadQueue::submit(const IoRequest& request) {
-  if (disowned_) return in_child();
+  if (disowned_) return queue_of_parent();
   if (in_flight_ >= depth_) return fail(ErrorKind::kInternal, "the I/O queue is full");
   {
     const std::lock_guard lock(shared_->mutex);
@@ -110,7 +106,7 @@ Status ThreadQueue::submit(const IoRequest& request) {
 }
 
 Status ThreadQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
-  if (disowned_) return in_child();
+  if (disowned_) return queue_of_parent();
   std::unique_lock lock(shared_->mutex);
   const auto ready = [this] { return shared_->woken || !shared_->completed.empty(); };
   if (timeout) {

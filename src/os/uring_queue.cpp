@@ -20,10 +20,6 @@ namespace {
 constexpr unsigned kMaxDepth = 4096;
 constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the poll; requests have their slot
 
-std::unexpected<Error> in_child() {
-  return fail(ErrorKind::kClosed, "this I/O queue belongs to the parent process");
-}
-
 // Trouble of the call, not of a request: what was queued stays queued, and the next call takes it along.
 bool passes(int sys_errno) { return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME; }
 
@@ -99,7 +95,7 @@ void UringQueue::drain() {
 }
 
 Status UringQueue::register_buffer(int index, std::span<std::byte> memory) {
-  if (disowned_) return in_child();
+  if (disowned_) return queue_of_parent();
   if (index < 0 || std::cmp_greater_equal(index, buffer_slots_)) {
     return fail(ErrorKind::kInvalidArgument, "the number of a registered buffer is out of range");
   }
@@ -189,7 +185,7 @@ bool UringQueue::queue_piece(unsigned number) {
 }
 
 Status UringQueue::submit(const IoRequest& request) {
-  if (disowned_) return in_child();
+  if (disowned_) return queue_of_parent();
   if (free_.empty()) return fail(ErrorKind::kInternal, "the I/O queue is full");
   const unsigned number = free_.back();
   free_.pop_back();
@@ -251,7 +247,7 @@ Status UringQueue::enter(std::optional<Duration> timeout) {
 }
 
 Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
-  if (disowned_) return in_child();
+  if (disowned_) return queue_of_parent();
   // A time-out of years is none; added to the present it would overflow.
   constexpr Duration kLongest = std::chrono::hours(24 * 365);
   const auto deadline = std::chrono::steady_clock::now() + std::min(timeout.value_or(kLongest), kLongest);
