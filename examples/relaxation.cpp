@@ -3,9 +3,10 @@
 //   relaxation <directory> <sweeps>
 //
 // Stop it at any moment and start it again: it goes on from the newest checkpoint.
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "slackwater/engine.hpp"
@@ -42,18 +43,19 @@ int main(int argc, char** argv) {
 
   // The plan says where the tensors of the checkpoint go. This program has one, and knows its shape.
   const auto restored = engine->restore({}, [&](const sw::Checkpoint&) {
-    return sw::Result<std::vector<sw::Target>>{{{.name = "rod", .dtype = sw::DType::kF64, .shape = {kCells}, .data = rod.data()}}};
+    return sw::Result<std::vector<sw::Target>>{
+        {{.name = "rod", .dtype = sw::DType::kF64, .shape = {kCells}, .data = rod.data()}}};
   });
   if (!restored) return stop(restored.error());
   const std::uint64_t start = *restored ? (*restored)->version.step : 0;
-  std::printf("%s sweep %llu\n", start ? "going on from" : "beginning before", static_cast<unsigned long long>(start + 1));
+  std::printf("%s sweep %llu\n", start ? "going on with" : "beginning with",
+              static_cast<unsigned long long>(start + 1));
 
   const std::uint64_t sweeps = std::strtoull(argv[2], nullptr, 10);
   for (std::uint64_t sweep = start + 1; sweep <= sweeps; ++sweep) {
-    relax(rod, next);        // reads the rod, as the snapshot in flight does
-    (void)engine->fence();   // from here on the rod may change; trouble is reported by close()
+    relax(rod, next);       // reads the rod, as the snapshot in flight does
+    (void)engine->fence();  // from here on its memory may be written to; trouble with the storage comes out of close()
     rod.swap(next);
-    std::copy(rod.begin(), rod.end(), next.begin());
 
     sw::State state;
     state.tensors = {{.name = "rod", .dtype = sw::DType::kF64, .shape = {kCells}, .data = rod.data()}};

@@ -2,14 +2,14 @@
 // Thread rule: everything here needs the GIL unless it says otherwise.
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <nanobind/nanobind.h>
 
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/engine.hpp"
@@ -49,6 +49,7 @@ struct Contents {
 [[nodiscard]] Contents contents_of(const Checkpoint& checkpoint);
 
 // [(name, dtype, shape, strides or None, address, device), ...]
+using TargetList = nb::typed<nb::list, nb::any>;
 [[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
 [[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);
 [[nodiscard]] DType to_dtype(nb::handle name);

@@ -10,22 +10,28 @@ namespace slackwater::python {
 
 void bind_checkpoint(nb::module_& module) {
   nb::class_<Checkpoint>(module, "Checkpoint", "A committed checkpoint, opened for reading. One read() at a time.")
-      .def_static("open", [](const std::string& directory, std::optional<std::uint64_t> step) {
+      .def_static(
+          "open",
+          [](const std::string& directory, std::optional<std::uint64_t> step) {
             Result<Checkpoint> opened = [&] {
               const nb::gil_scoped_release release;
               return Checkpoint::open(directory, step);
             }();
             return value_or_raise(std::move(opened));
-          }, nb::arg("directory"), nb::arg("step") = nb::none())
+          },
+          nb::arg("directory"), nb::arg("step") = nb::none())
       .def("contents", &contents_of)
-      .def("read", [](Checkpoint& self, const nb::list& items) {
+      .def(
+          "read",
+          [](Checkpoint& self, const TargetList& items) {
             const std::vector<Target> targets = to_targets(items);
             const Status status = [&] {
               const nb::gil_scoped_release release;
               return self.read(targets);
             }();
             value_or_raise(status);
-          }, nb::arg("targets"), "Read and verify: [(name, dtype, shape, strides or None, address, device), ...].");
+          },
+          nb::arg("targets"), "Read and verify: [(name, dtype, shape, strides or None, address, device), ...].");
 }
 
 }  // namespace slackwater::python

@@ -53,9 +53,10 @@ void bind_values(nb::module_& module) {
   nb::class_<TensorInfo>(module, "TensorInfo", "One tensor of a checkpoint.")
       .def_ro("name", &TensorInfo::name)
       .def_prop_ro("dtype", [](const TensorInfo& self) { return dtype_name(self.dtype); })
-      .def_prop_ro("shape", [](const TensorInfo& self) -> nb::typed<nb::tuple, int, nb::ellipsis> {
-            return nb::tuple(nb::cast(self.shape));
-          })
+      .def_prop_ro("shape",
+                   [](const TensorInfo& self) -> nb::typed<nb::tuple, int, nb::ellipsis> {
+                     return nb::tuple(nb::cast(self.shape));
+                   })
       .def_ro("size_bytes", &TensorInfo::size_bytes)
       .def_ro("alias_of", &TensorInfo::alias_of);
 
@@ -65,30 +66,41 @@ void bind_values(nb::module_& module) {
       .def_ro("tree", &Contents::tree)
       .def_ro("metadata", &Contents::metadata);
 
-  module.def("dtypes", [] {
+  module.def(
+      "dtypes",
+      [] {
         std::map<std::string, std::uint32_t> sizes;
         for (int code = 0; code <= static_cast<int>(DType::kC128); ++code) {
           const auto dtype = static_cast<DType>(code);
           sizes.emplace(dtype_name(dtype), item_bytes(dtype));
         }
         return sizes;
-      }, "Every dtype by name, with the bytes of one element.");
-  module.def("option_table", [] {
+      },
+      "Every dtype by name, with the bytes of one element.");
+  module.def(
+      "option_table",
+      [] {
         std::vector<std::map<std::string, std::string>> rows;
         for (const OptionInfo& option : option_table()) {
-          rows.push_back({{"name", std::string(option.name)}, {"type", std::string(option.type)},
-                          {"default", std::string(option.default_value)}, {"choices", std::string(option.choices)},
+          rows.push_back({{"name", std::string(option.name)},
+                          {"type", std::string(option.type)},
+                          {"default", std::string(option.default_value)},
+                          {"choices", std::string(option.choices)},
                           {"help", std::string(option.help)}});
         }
         return rows;
-      }, "The engine's table of options.");
-  module.def("list_versions", [](const std::string& directory) {
+      },
+      "The engine's table of options.");
+  module.def(
+      "list_versions",
+      [](const std::string& directory) {
         Result<std::vector<VersionInfo>> versions = [&] {
           const nb::gil_scoped_release release;
           return list_versions(directory);
         }();
         return value_or_raise(std::move(versions));
-      }, nb::arg("directory"), "Committed checkpoints of a directory, oldest first.");
+      },
+      nb::arg("directory"), "Committed checkpoints of a directory, oldest first.");
 }
 
 }  // namespace slackwater::python

@@ -1,5 +1,8 @@
 #include "slackwater/engine.hpp"
 
+#include <memory>
+#include <utility>
+
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -7,22 +10,24 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
-#include <utility>
-
 #include "bindings.hpp"
 #include "mailbox.hpp"
+#include "snapshot.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
 namespace {
 
+using Addresses = nb::typed<nb::list, nb::int_>;
+
 // The part of a state that stays the same from save to save; only addresses change. Constant after construction.
 struct Structure {
   std::vector<Tensor> tensors;
 
-  Structure(const nb::list& names, const nb::list& dtypes, const nb::list& shapes, const nb::list& strides, const nb::list& at_once,
-            const nb::list& devices) {
+  using Texts = nb::typed<nb::list, nb::str>;
+  using Items = nb::typed<nb::list, nb::any>;
+  Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides, const Items& at_once,
+            const Items& devices) {
     const std::size_t count = names.size();
     if (dtypes.size() != count || shapes.size() != count || strides.size() != count || at_once.size() != count ||
         devices.size() != count) {
@@ -40,7 +45,7 @@ struct Structure {
     }
   }
 
-  [[nodiscard]] std::vector<Tensor> with_addresses(const nb::list& addresses) const {
+  [[nodiscard]] std::vector<Tensor> with_addresses(const Addresses& addresses) const {
     if (addresses.size() != tensors.size()) throw nb::value_error("one address a tensor is needed");
     std::vector<Tensor> result = tensors;
     for (std::size_t i = 0; i < result.size(); ++i) {
@@ -52,13 +57,15 @@ struct Structure {
 
 class PyEngine {
  public:
-  PyEngine(Engine engine, std::shared_ptr<Mailbox> mailbox) : engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
-  PyEngine(PyEngine&& other) noexcept : engine_(std::exchange(other.engine_, std::nullopt)), mailbox_(std::move(other.mailbox_)) {}
+  PyEngine(Engine engine, std::shared_ptr<Mailbox> mailbox)
+      : engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
+  PyEngine(PyEngine&& other) noexcept
+      : engine_(std::exchange(other.engine_, std::nullopt)), mailbox_(std::move(other.mailbox_)) {}
   PyEngine& operator=(PyEngine&&) = delete;
   ~PyEngine() {
     if (!engine_) return;
     const nb::gil_scoped_release release;
-    // Whoever drops the last reference without close() must not wait for storage here: give up what is still on its way.
+    // Whoever drops the last reference without close() must not wait for storage: what is on its way is given up.
     (void)engine_->close(std::chrono::milliseconds(0));
     engine_.reset();
   }
@@ -77,8 +84,9 @@ class PyEngine {
     return {value_or_raise(std::move(engine)), std::move(mailbox)};
   }
 
-  std::optional<Snapshot> save(std::uint64_t step, const Structure& structure, const nb::list& addresses, const nb::bytes& tree,
-                               std::map<std::string, std::string> metadata, const nb::object& owner) {
+  std::optional<PySnapshot> save(std::uint64_t step, const Structure& structure, const Addresses& addresses,
+                                 const nb::bytes& tree, std::map<std::string, std::string> metadata,
+                                 const nb::object& owner) {
     State state;
     state.tensors = structure.with_addresses(addresses);
     state.tree.assign(tree.c_str(), tree.size());
@@ -92,7 +100,9 @@ class PyEngine {
       const nb::gil_scoped_release release;
       return engine_->save(step, std::move(state));
     }();
-    return value_or_raise(std::move(saved));
+    std::optional<Snapshot> snapshot = value_or_raise(std::move(saved));
+    if (!snapshot) return std::nullopt;
+    return PySnapshot(std::move(*snapshot));
   }
 
   // An exception of `plan` ends the restore and is raised as it is.
@@ -160,9 +170,12 @@ class PyEngine {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
-  nb::class_<Structure>(module, "Structure", "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
-      .def(nb::init<const nb::list&, const nb::list&, const nb::list&, const nb::list&, const nb::list&, const nb::list&>(),
-           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("at_once"), nb::arg("devices"))
+  nb::class_<Structure>(module, "Structure",
+                        "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
+      .def(nb::init<const Structure::Texts&, const Structure::Texts&, const Structure::Items&, const Structure::Items&,
+                    const Structure::Items&, const Structure::Items&>(),
+           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("at_once"),
+           nb::arg("devices"))
       .def("__len__", [](const Structure& self) { return self.tensors.size(); });
 
   nb::class_<EngineStats>(module, "EngineStats", "Totals of an engine, and what it runs on.")
@@ -177,10 +190,12 @@ void bind_engine(nb::module_& module) {
 
   nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
       .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"))
-      .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"), nb::arg("metadata"),
-           nb::arg("owner"), "Capture a state; None when skipped. `owner` is kept until no byte is read any more.")
+      .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
+           nb::arg("metadata"), nb::arg("owner"),
+           "Capture a state; None when skipped. `owner` is kept until no byte is read any more.")
       .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"),
-           nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, str, tuple[int, ...], "
+           nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, "
+                   "str, tuple[int, ...], "
                    "tuple[int, ...] | None, int, int]]]) -> tuple[VersionInfo, list[str]] | None"),
            "plan(Contents) answers where tensors go; None when there is nothing to restore.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),

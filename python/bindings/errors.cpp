@@ -33,9 +33,12 @@ nb::object to_exception(const Error& error) {
   // Imported here and not at start-up, so that the extension alone (stub generation) needs no package around it.
   const nb::object type = nb::module_::import_("slackwater.errors").attr(exception_name(error.kind));
   // An error may quote bytes of a damaged file: never let its text fail to decode.
-  const nb::object message = nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
-  const nb::object path = nb::steal(PyUnicode_DecodeUTF8(error.path.data(), static_cast<Py_ssize_t>(error.path.size()), "surrogateescape"));
-  return type(message, nb::arg("path") = path, nb::arg("errno") = error.sys_errno, nb::arg("retryable") = error.retryable);
+  const nb::object message =
+      nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+  const nb::object path =
+      nb::steal(PyUnicode_DecodeUTF8(error.path.data(), static_cast<Py_ssize_t>(error.path.size()), "surrogateescape"));
+  return type(message, nb::arg("path") = path, nb::arg("errno") = error.sys_errno,
+              nb::arg("retryable") = error.retryable);
 }
 
 void raise(const Error& error) {

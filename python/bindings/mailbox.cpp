@@ -10,7 +10,8 @@
 namespace slackwater::python {
 
 Mailbox::~Mailbox() {
-  if (buried_.empty() || !Py_IsInitialized() || !PyGILState_Check()) return;  // rather leak than touch a dying interpreter
+  if (buried_.empty() || !Py_IsInitialized() || !PyGILState_Check())
+    return;  // rather leak than touch a dying interpreter
   for (PyObject* object : buried_) Py_DECREF(object);
 }
 
@@ -88,24 +89,35 @@ int logging_level(LogLevel level) {  // the numbers of Python's logging
   return 40;
 }
 
-LogLevel to_log_level(int level) { return level >= 40 ? LogLevel::kError : level >= 30 ? LogLevel::kWarning : LogLevel::kInfo; }
+LogLevel to_log_level(int level) {
+  return level >= 40 ? LogLevel::kError : level >= 30 ? LogLevel::kWarning : LogLevel::kInfo;
+}
 
 }  // namespace
 
 void bind_mailbox(nb::module_& module) {
-  nb::class_<MailboxHandle>(module, "Mailbox", "Log lines and released objects, on their way from engine threads to Python threads.")
+  nb::class_<MailboxHandle>(module, "Mailbox",
+                            "Log lines and released objects, on their way from engine threads to Python threads.")
       .def(nb::init<>())
-      .def("poke", [](MailboxHandle& self) { self.box->poke(); }, "Wake wait().")
-      .def("post", [](MailboxHandle& self, int level, const std::string& line) { self.box->post(to_log_level(level), line); },
-           nb::arg("level"), nb::arg("line"), "Leave a line, as an engine thread does.")
-      .def("collect", [](MailboxHandle& self) {
+      .def(
+          "poke", [](MailboxHandle& self) { self.box->poke(); }, "Wake wait().")
+      .def(
+          "post",
+          [](MailboxHandle& self, int level, const std::string& line) { self.box->post(to_log_level(level), line); },
+          nb::arg("level"), nb::arg("line"), "Leave a line, as an engine thread does.")
+      .def(
+          "collect",
+          [](MailboxHandle& self) {
             std::vector<std::pair<int, std::string>> lines;
             for (auto& [level, line] : self.box->collect()) lines.emplace_back(logging_level(level), std::move(line));
             return lines;
-          }, "Drop what is no longer read; return [(logging level, line), ...], oldest first.")
-      .def("wait", [](MailboxHandle& self, std::optional<double> timeout) { return self.box->wait(to_milliseconds(timeout)); },
-           nb::arg("timeout") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
-           "Wait, without the GIL, until something arrives or poke() is called; False on time-out.");
+          },
+          "Drop what is no longer read; return [(logging level, line), ...], oldest first.")
+      .def(
+          "wait",
+          [](MailboxHandle& self, std::optional<double> timeout) { return self.box->wait(to_milliseconds(timeout)); },
+          nb::arg("timeout") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+          "Wait, without the GIL, until something arrives or poke() is called; False on time-out.");
 }
 
 }  // namespace slackwater::python

@@ -1,6 +1,8 @@
-// Mailbox: what engine threads leave for Python threads to pick up: log lines, and references to Python objects whose memory is
-// no longer read. Engine threads never take the GIL; Python threads collect at every call, and the keeper thread waits here.
-// Thread rule: thread-safe; collect() needs the GIL. Lifetime: shared by the Python side and everything that may still post.
+// Mailbox: what engine threads leave for Python threads to pick up: log lines, and references to Python objects whose
+// memory is no longer read. Engine threads never take the GIL; Python threads collect at every call, and the keeper
+// thread waits here.
+// Thread rule: thread-safe; collect() needs the GIL.
+// Lifetime: shared by the Python side and everything that may still post.
 #pragma once
 
 #include <Python.h>

@@ -3,7 +3,7 @@
 NB_MODULE(_core, module) {
   using namespace slackwater::python;
   module.doc() = "The Slackwater engine. Private: use the package slackwater.";
-  module.attr("__version__") = SLACKWATER_VERSION;
+  module.attr("version") = SLACKWATER_VERSION;
   bind_mailbox(module);
   bind_values(module);
   bind_snapshot(module);

@@ -1,10 +1,8 @@
-#include "slackwater/engine.hpp"
+#include "snapshot.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
-
-#include <algorithm>
 
 #include "bindings.hpp"
 #include "wait.hpp"
@@ -15,7 +13,11 @@ Level to_level(const std::string& name) {
   for (const Level level : {Level::kStaged, Level::kDurable, Level::kCommitted}) {
     if (to_string(level) == name) return level;
   }
-  raise(Error{ErrorKind::kInvalidArgument, "level is '" + name + "'; it is one of 'staged', 'durable', 'committed'", {}, 0, false});
+  raise(Error{ErrorKind::kInvalidArgument,
+              "level is '" + name + "'; it is one of 'staged', 'durable', 'committed'",
+              {},
+              0,
+              false});
 }
 
 namespace {
@@ -26,7 +28,8 @@ Status wait_for(Snapshot& snapshot, Level level, std::optional<double> timeout) 
     status = snapshot.wait(level, slice);
     if (status.has_value() || status.error().kind != ErrorKind::kTimeout) return true;
     if (!snapshot.progress().failed) return false;
-    status = snapshot.wait(level, std::chrono::milliseconds(0));  // a stall time-out looks like a slice's: ask again for its own words
+    status = snapshot.wait(
+        level, std::chrono::milliseconds(0));  // a stall time-out looks like a slice's: ask again for its own words
     return true;
   });
   return status;
@@ -59,25 +62,33 @@ void bind_snapshot(nb::module_& module) {
       .def_ro("durable_seconds", &SnapshotStats::durable_seconds)
       .def_ro("committed_seconds", &SnapshotStats::committed_seconds);
 
-  nb::class_<Snapshot>(module, "Snapshot", "One state on its way.")
-      .def_prop_ro("step", &Snapshot::step)
-      .def("released", &Snapshot::released, "True once no source byte will be read any more.")
-      .def("wait_released", &wait_released, nb::arg("timeout") = nb::none(),
-           "Wait for that, without the GIL; False on time-out. Signals are handled.")
-      .def("fence", [](Snapshot& self) { (void)self.fence(); }, nb::call_guard<nb::gil_scoped_release>(),
-           "Return when the sources may be written again; how the snapshot stands is in error().")
-      .def("seal", [](Snapshot& self, std::optional<std::string> torn) { self.seal(std::move(torn)); },
-           nb::arg("torn_tensor") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+  nb::class_<PySnapshot>(module, "Snapshot", "One state on its way.")
+      .def_prop_ro("step", [](PySnapshot& self) { return self.get().step(); })
+      .def(
+          "wait_released",
+          [](PySnapshot& self, std::optional<double> timeout) { return wait_released(self.get(), timeout); },
+          nb::arg("timeout") = nb::none(),
+          "Wait until no source byte will be read any more, without the GIL; False on time-out. Signals are handled.")
+      .def(
+          "fence", [](PySnapshot& self) { (void)self.get().fence(); }, nb::call_guard<nb::gil_scoped_release>(),
+          "The same, but gives the snapshot up if storage makes no progress for stall_timeout.")
+      .def("seal", &PySnapshot::seal, nb::arg("torn_tensor") = nb::none(),
            "Once: the sources were unchanged, or the named tensor was found changed.")
-      .def("wait", [](Snapshot& self, const std::string& level, std::optional<double> timeout) {
-            value_or_raise(wait_for(self, to_level(level), timeout));
-          }, nb::arg("level"), nb::arg("timeout") = nb::none(), "Wait for a level, without the GIL. Signals are handled.")
-      .def("error", [](const Snapshot& self) -> nb::object {
-            const auto error = self.error();
+      .def(
+          "wait",
+          [](PySnapshot& self, const std::string& level, std::optional<double> timeout) {
+            value_or_raise(wait_for(self.get(), to_level(level), timeout));
+          },
+          nb::arg("level"), nb::arg("timeout") = nb::none(), "Wait for a level, without the GIL. Signals are handled.")
+      .def(
+          "error",
+          [](PySnapshot& self) -> nb::object {
+            const auto error = self.get().error();
             return error ? to_exception(*error) : nb::object(nb::none());
-          }, "The exception this snapshot failed with, or None.")
-      .def("progress", &Snapshot::progress)
-      .def("stats", &Snapshot::stats);
+          },
+          nb::sig("def error(self) -> Exception | None"), "The exception this snapshot failed with, or None.")
+      .def("progress", [](PySnapshot& self) { return self.get().progress(); })
+      .def("stats", [](PySnapshot& self) { return self.get().stats(); });
 }
 
 }  // namespace slackwater::python

@@ -12,8 +12,8 @@ namespace slackwater::python {
 
 [[nodiscard]] Level to_level(const std::string& name);
 
-// Calls done_within(slice) without the GIL until it answers true or the time is over. Between slices signal handlers run; an
-// exception of theirs (KeyboardInterrupt) ends the wait.
+// Calls done_within(slice) without the GIL until it answers true or the time is over. Between slices signal handlers
+// run; an exception of theirs (KeyboardInterrupt) ends the wait.
 template <class DoneWithin>
 void wait_in_slices(std::optional<double> timeout_seconds, DoneWithin&& done_within) {
   using Clock = std::chrono::steady_clock;

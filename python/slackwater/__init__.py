@@ -9,7 +9,7 @@
 ...         ckpt.save(step, state)
 """
 
-from ._core import __version__
+from ._core import version as __version__
 from .checkpointer import Checkpointer
 from .errors import (
     AbortedError,

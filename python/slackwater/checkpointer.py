@@ -220,11 +220,9 @@ class Checkpointer:
 
 def _directory(path: Any) -> str:
     try:
-        text = os.fspath(path)
+        text = os.fsdecode(path)
     except TypeError:
         raise UsageError(f"path is a {type(path).__name__}; give the directory as a text or a pathlib.Path") from None
-    if isinstance(text, bytes):
-        text = os.fsdecode(text)
     if not text:
         raise UsageError("path is empty; give a directory such as 'runs/gpt'")
     if "://" in text:

@@ -67,7 +67,7 @@ class StorageError(Error, OSError):
     """The storage failed: see ``errno`` and ``path``."""
 
     @property
-    def filename(self) -> str | None:  # type: ignore[override]
+    def filename(self) -> str | None:
         return self.path or None
 
     @property

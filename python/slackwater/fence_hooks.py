@@ -40,10 +40,11 @@ def _outside_compile(function: Callable[..., None]) -> Callable[..., None]:
     """A compiled step calls it as it is. Loading the compiler takes seconds: the first step does that anyway."""
     import torch
 
-    lazily = getattr(torch, "_disable_dynamo", None)
-    if lazily is not None and "torch._dynamo" not in sys.modules:
-        return lazily(function)
-    return torch.compiler.disable(function)
+    disable: Callable[..., Any] = torch.compiler.disable
+    if sys.modules.get("torch._dynamo") is None:
+        disable = getattr(torch, "_disable_dynamo", disable)  # the same, but loads the compiler at the first call
+    outside: Callable[..., None] = disable(function)
+    return outside
 
 
 class FencedMethods:

@@ -13,11 +13,13 @@ import types
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
-from . import _core, codec, names
+from . import _core, codec, decoder, names
 from .adapters import arrays
-from .codec import Node, tag_of
+from .codec import Node
+from .decoder import tag_of
 from .errors import DamagedError, Error, MismatchError, UnsupportedError, UsageError
 from .memory import Memory
+from .nodes import elements_of, entries_of, has_parts, kind_of, no_tensor, tensor_name, tensor_names, unwrap
 from .tree import Flattener, class_name, torch_adapter
 
 logger = logging.getLogger("slackwater")
@@ -25,69 +27,6 @@ logger = logging.getLogger("slackwater")
 Assign = Callable[[Any], None]
 _ABSENT: Any = object()
 _SHOWN = 5  # problems of one kind named in a message
-
-
-def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
-    """Keys and nodes of anything saved like a dict; None for the rest."""
-    node = unwrap(node)
-    tag = tag_of(node)
-    if tag is None:
-        return list(node.items()) if isinstance(node, dict) else None
-    if tag in ("dict", "OrderedDict", "defaultdict", "Counter"):
-        return [(codec.decode(key, _no_tensor), value) for key, value in node["v"]]
-    if tag in ("Namespace", "SimpleNamespace"):
-        return entries_of(node["v"])
-    return None
-
-
-def elements_of(node: Node) -> list[Node] | None:
-    node = unwrap(node)
-    if isinstance(node, list):
-        return node
-    return node["v"] if tag_of(node) in ("tuple", "namedtuple", "deque") else None
-
-
-def unwrap(node: Node) -> Node:
-    while tag_of(node) == "object":
-        node = node["v"]
-    return node
-
-
-def tensor_name(node: Node) -> str | None:
-    tag = tag_of(node)
-    return node[tag] if tag in ("$t", "$a") else None
-
-
-def tensor_names(node: Node) -> list[str]:
-    """Of everything below."""
-    found: list[str] = []
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, list):
-            stack.extend(reversed(item))
-        elif isinstance(item, dict):
-            name = tensor_name(item)
-            if name is not None:
-                found.append(name)
-            else:
-                stack.extend(reversed(list(item.values())))
-    return found
-
-
-def has_parts(node: Node) -> bool:
-    """Whether tensors or objects stand below: what plain values cannot be."""
-    if isinstance(node, list):
-        return any(map(has_parts, node))
-    if not isinstance(node, dict):
-        return False
-    if tag_of(node) in ("$t", "$a", "object", "subclass"):
-        return True
-    return any(map(has_parts, node.values()))
-
-
-def _no_tensor(name: str, is_array: bool) -> Any:
-    raise DamagedError(f"the tree of the checkpoint holds the tensor '{name}' where only a plain value can stand")
 
 
 class Placement:
@@ -122,7 +61,7 @@ class Placement:
         self._missing: list[str] = []
         self._extra: list[str] = []
         self._wrong: list[str] = []
-        self._mapping(codec.load_tree(contents.tree), state, "", None)
+        self._mapping(decoder.load_tree(contents.tree), state, "", None)
         self._complain(contents.version.step)
 
     def targets(self) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]]:
@@ -178,7 +117,7 @@ class Placement:
 
     def _kind_differs(self, node: Node, target: Any, name: str) -> None:
         if self._selected(name):
-            self._wrong.append(f"'{name}' is a {type(target).__name__} here and {_kind(node)} in the checkpoint")
+            self._wrong.append(f"'{name}' is a {type(target).__name__} here and {kind_of(node)} in the checkpoint")
 
     def _has_parts(self, value: Any) -> bool:
         look = self._look
@@ -220,7 +159,7 @@ class Placement:
             self._later(assign, node)
 
     def _later(self, assign: Assign, node: Node) -> None:
-        value = codec.decode(node, _no_tensor, self._allow_pickle)
+        value = decoder.decode(node, no_tensor, self._allow_pickle)
         self._after.append(functools.partial(assign, value))
 
     def _mapping(self, node: Node, target: Any, name: str, assign: Assign | None) -> None:
@@ -284,7 +223,7 @@ class Placement:
 
         def rebuild() -> None:
             if any(new is not old for new, old in zip(values, target, strict=True)):
-                assign(type(target)._make(values) if hasattr(target, "_make") else tuple(values))  # type: ignore[attr-defined]
+                assign(type(target)._make(values) if hasattr(target, "_make") else tuple(values))
 
         self._after.append(rebuild)
 
@@ -365,7 +304,7 @@ class Placement:
             self._write(name, new)
             return new
 
-        return codec.decode(node, tensor, self._allow_pickle)
+        return decoder.decode(node, tensor, self._allow_pickle)
 
     # Objects
 
@@ -518,14 +457,3 @@ def _canonical(keys: list[Any]) -> Iterable[Any]:
 def _list(items: list[str]) -> str:
     shown = ", ".join(f"'{item}'" for item in items[:_SHOWN])
     return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"
-
-
-def _kind(node: Node) -> str:
-    tag = tag_of(node)
-    if tag in ("$t", "$a", "subclass"):
-        return "a tensor"
-    if tag == "object":
-        return f"the state of a {node['class']}"
-    if tag is not None:
-        return f"a {tag}"
-    return {dict: "a dict", list: "a list", type(None): "None"}.get(type(node), f"a {type(node).__name__}")

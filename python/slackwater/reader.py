@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _core, codec, names
+from . import _core, decoder, names
 from .adapters import arrays
 from .errors import ClosedError, NotFoundError
 from .memory import HOST, Memory
@@ -65,8 +65,8 @@ class Reader(Mapping[str, Any]):
                 wanted[name] = self._empty(name, is_array)
             return wanted[name]
 
-        root = codec.load_tree(self._tree) if self._tree else {name: {"$t": name} for name in self._infos}
-        state = codec.decode(root, tensor, self._allow_pickle)
+        root = decoder.load_tree(self._tree) if self._tree else {name: {"$t": name} for name in self._infos}
+        state = decoder.decode(root, tensor, self._allow_pickle)
         self._read(wanted)
         return state if selected.everything else _prune(state)
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from . import _core
 from .errors import ClosedError, Error
@@ -94,7 +94,7 @@ class Snapshot:
     @property
     def error(self) -> Error | None:
         """What it failed with; None while it is under way or when it is committed."""
-        return self._core.error()
+        return cast("Error | None", self._core.error())
 
     @property
     def progress(self) -> Progress:

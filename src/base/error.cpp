@@ -10,29 +10,21 @@ ErrorKind kind_of(int sys_errno) {
   switch (sys_errno) {
     case ENOSPC:
     case EDQUOT:
-    case EFBIG:
-      return ErrorKind::kNoSpace;
+    case EFBIG: return ErrorKind::kNoSpace;
     case EACCES:
     case EPERM:
-    case EROFS:
-      return ErrorKind::kPermission;
+    case EROFS: return ErrorKind::kPermission;
     case ENOENT:
-    case ENOTDIR:
-      return ErrorKind::kNotFound;
-    case EEXIST:
-      return ErrorKind::kAlreadyExists;
+    case ENOTDIR: return ErrorKind::kNotFound;
+    case EEXIST: return ErrorKind::kAlreadyExists;
     case EBADMSG:  // the file system's own checksum did not hold
     case EUCLEAN:  // the file system's structure is damaged
       return ErrorKind::kCorrupt;
-    case ETIMEDOUT:
-      return ErrorKind::kTimeout;
-    case ENOMEM:
-      return ErrorKind::kOutOfMemory;
+    case ETIMEDOUT: return ErrorKind::kTimeout;
+    case ENOMEM: return ErrorKind::kOutOfMemory;
     case ENOSYS:
-    case EOPNOTSUPP:
-      return ErrorKind::kUnsupported;
-    default:
-      return ErrorKind::kIo;
+    case EOPNOTSUPP: return ErrorKind::kUnsupported;
+    default: return ErrorKind::kIo;
   }
 }
 
@@ -45,10 +37,8 @@ bool is_retryable(int sys_errno) {
     case ENOBUFS:
     case EMFILE:
     case ENFILE:
-    case ETIMEDOUT:
-      return true;
-    default:
-      return false;
+    case ETIMEDOUT: return true;
+    default: return false;
   }
 }
 

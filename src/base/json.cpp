@@ -1,9 +1,9 @@
 #include "base/json.hpp"
 
-#include <fmt/format.h>
-
 #include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
@@ -111,7 +111,8 @@ const Json* find(const Json& object, const char* key) {
 
 Result<Json> parse_json(std::string_view text, const std::string& path, int max_depth) {
   // The library takes a NUL for the end of the text and would not look at what follows.
-  if (text.find('\0') != std::string_view::npos) return corrupt("the text is not valid JSON: it holds a NUL byte", path);
+  if (text.find('\0') != std::string_view::npos)
+    return corrupt("the text is not valid JSON: it holds a NUL byte", path);
   Builder builder(max_depth);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return corrupt(fmt::format("the text {}", builder.trouble()), path);

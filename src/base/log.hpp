@@ -2,10 +2,10 @@
 // Thread-safe. Never throws, never blocks on more than the sink.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string_view>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "slackwater/options.hpp"
 

@@ -14,9 +14,9 @@
   } while (false)
 
 // SW_ASSIGN(auto x, result_expression): x is the value, or the error is returned.
-#define SW_ASSIGN_INNER(temporary, target, expression) \
-  auto temporary = (expression);                       \
-  if (!temporary.has_value()) [[unlikely]]             \
+#define SW_ASSIGN_INNER(temporary, target, expression)    \
+  auto temporary = (expression);                          \
+  if (!temporary.has_value()) [[unlikely]]                \
     return std::unexpected(std::move(temporary).error()); \
   target = std::move(*temporary)
 #define SW_ASSIGN(target, expression) SW_ASSIGN_INNER(SW_CONCAT(sw_result_, __LINE__), target, expression)

@@ -1,12 +1,12 @@
 #include "base/units.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cctype>
 #include <charconv>
 #include <cmath>
 #include <limits>
+
+#include <fmt/format.h>
 
 namespace slackwater {
 namespace {
@@ -96,7 +96,8 @@ Result<std::uint64_t> parse_bytes(std::string_view text) {
   const auto part = static_cast<std::uint64_t>(std::llround(fraction * static_cast<double>(unit->bytes)));
   std::uint64_t bytes = 0;
   if (__builtin_mul_overflow(whole, unit->bytes, &bytes) || __builtin_add_overflow(bytes, part, &bytes)) {
-    return fail(ErrorKind::kInvalidArgument, fmt::format("'{}' is a size of more than 2^64 bytes; give a smaller one", text));
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("'{}' is a size of more than 2^64 bytes; give a smaller one", text));
   }
   return bytes;
 }

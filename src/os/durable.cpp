@@ -27,7 +27,8 @@ Status write_sync_close(File& file, std::string_view bytes) {
 DurableFile::DurableFile(std::unique_ptr<File> file, std::uint64_t size_bytes)
     : file_(std::move(file)), size_bytes_(size_bytes) {}
 
-Result<DurableFile> DurableFile::create(FileSystem& fs, const std::string& path, std::uint64_t size_bytes, bool direct) {
+Result<DurableFile> DurableFile::create(FileSystem& fs, const std::string& path, std::uint64_t size_bytes,
+                                        bool direct) {
   // 1. Exclusively: a late writer of an earlier attempt can never write into our file, nor we into its.
   SW_ASSIGN(auto file, fs.open(path, OpenMode::kCreateExclusive, direct));
   // 2. All space at once, rounded up to what direct writes need: a full disk shows here, before a byte was written, and
@@ -53,8 +54,8 @@ Status write_durably(FileSystem& fs, const std::string& path, std::string_view b
   return {};
 }
 
-Status publish_exclusively(FileSystem& fs, const std::string& directory, const std::string& name, std::string_view bytes,
-                           const std::string& unique) {
+Status publish_exclusively(FileSystem& fs, const std::string& directory, const std::string& name,
+                           std::string_view bytes, const std::string& unique) {
   const std::string final_path = directory + "/" + name;
   const std::string temp_path = directory + "/." + name + "." + unique + ".tmp";
   // 1. The bytes are durable under a private name first: whoever sees the final name sees all of them.

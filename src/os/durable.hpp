@@ -17,7 +17,8 @@ namespace slackwater {
 class DurableFile {
  public:
   // direct falls back as FileSystem::open does.
-  [[nodiscard]] static Result<DurableFile> create(FileSystem& fs, const std::string& path, std::uint64_t size_bytes, bool direct);
+  [[nodiscard]] static Result<DurableFile> create(FileSystem& fs, const std::string& path, std::uint64_t size_bytes,
+                                                  bool direct);
 
   [[nodiscard]] File& file() { return *file_; }
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }

@@ -41,7 +41,7 @@ class FileSystem {
   [[nodiscard]] virtual Status unlink(const std::string& path) = 0;
   [[nodiscard]] virtual Status remove_directory(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::vector<DirectoryEntry>> list(const std::string& path) = 0;  // sorted by name
-  [[nodiscard]] virtual Result<FileStatus> status(const std::string& path) = 0;               // does not follow links
+  [[nodiscard]] virtual Result<FileStatus> status(const std::string& path) = 0;                 // does not follow links
   [[nodiscard]] virtual Result<std::uint64_t> free_bytes(const std::string& path) = 0;
   // Creates the file if missing; flock, non-blocking. kBusy when somebody else has it.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;

@@ -90,7 +90,7 @@ Status PosixFile::close() {
 }
 
 Result<FileStatus> PosixFile::status() const {
-  struct stat info {};
+  struct stat info{};
   if (::fstat(descriptor_.get(), &info) != 0) {
     return fail(error_from_errno(errno, "cannot read the status of the file", path_));
   }

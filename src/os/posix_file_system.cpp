@@ -33,7 +33,7 @@ Result<FileType> entry_type(DIR* directory, const dirent& entry, const std::stri
     case DT_UNKNOWN: break;  // this file system does not tell: ask for each
     default: return FileType::kOther;
   }
-  struct stat info {};
+  struct stat info{};
   if (::fstatat(::dirfd(directory), entry.d_name, &info, AT_SYMLINK_NOFOLLOW) == 0) return file_type_of(info.st_mode);
   return fail(error_from_errno(errno, "cannot read the status of the file", path + "/" + entry.d_name));
 }
@@ -58,14 +58,16 @@ Result<std::unique_ptr<File>> PosixFileSystem::open(const std::string& path, Ope
     return fail(error_from_errno(errno, reading ? "cannot open the file" : "cannot create the file", path));
   }
   const int number = descriptor.get();
-  auto file = std::make_unique<PosixFile>(std::move(descriptor), path, next_serial_.fetch_add(1, std::memory_order_relaxed));
+  auto file =
+      std::make_unique<PosixFile>(std::move(descriptor), path, next_serial_.fetch_add(1, std::memory_order_relaxed));
   if (reading) {
     SW_ASSIGN(const FileStatus found, file->status());
     if (found.type != FileType::kRegular) {
       return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
     }
     // Regular files get blocking semantics back: io_uring answers EAGAIN instead of waiting where O_NONBLOCK is set.
-    if (::fcntl(number, F_SETFL, 0) != 0) return fail(error_from_errno(errno, "cannot set the flags of the file", path));
+    if (::fcntl(number, F_SETFL, 0) != 0)
+      return fail(error_from_errno(errno, "cannot set the flags of the file", path));
   }
   // Direct I/O is asked for after the open: an open that creates and is refused O_DIRECT leaves the new file behind. Where it
   // is refused the file stays buffered.
@@ -91,8 +93,8 @@ Status PosixFileSystem::sync_directory(const std::string& path) {
 Status PosixFileSystem::link(const std::string& from, const std::string& to) {
   if (::link(from.c_str(), to.c_str()) == 0) return {};
   const bool no_links = errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS;
-  return fail(error_from_errno(errno, no_links ? "cannot link the file; use a file system that has hard links"
-                                               : "cannot link the file", to));
+  return fail(error_from_errno(
+      errno, no_links ? "cannot link the file; use a file system that has hard links" : "cannot link the file", to));
 }
 
 Status PosixFileSystem::unlink(const std::string& path) {
@@ -126,18 +128,21 @@ Result<std::vector<DirectoryEntry>> PosixFileSystem::list(const std::string& pat
 }
 
 Result<FileStatus> PosixFileSystem::status(const std::string& path) {
-  struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0) return fail(error_from_errno(errno, "cannot read the status of the file", path));
+  struct stat info{};
+  if (::lstat(path.c_str(), &info) != 0)
+    return fail(error_from_errno(errno, "cannot read the status of the file", path));
   return FileStatus{file_type_of(info.st_mode), static_cast<std::uint64_t>(info.st_size)};
 }
 
 Result<std::uint64_t> PosixFileSystem::free_bytes(const std::string& path) {
-  struct statvfs info {};
+  struct statvfs info{};
   if (::statvfs(path.c_str(), &info) != 0) return fail(error_from_errno(errno, "cannot ask for the free space", path));
   return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
 }
 
-Result<std::unique_ptr<FileLock>> PosixFileSystem::try_lock(const std::string& path) { return PosixLock::acquire(path); }
+Result<std::unique_ptr<FileLock>> PosixFileSystem::try_lock(const std::string& path) {
+  return PosixLock::acquire(path);
+}
 
 Result<std::unique_ptr<IoQueue>> PosixFileSystem::make_queue(const IoQueueOptions& options) {
   if (options.depth == 0) return fail(ErrorKind::kInvalidArgument, "an I/O queue needs a depth of at least 1");

@@ -1,13 +1,14 @@
 #include "os/posix_lock.hpp"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <string_view>
+
+#include <fmt/format.h>
 
 #include "base/error.hpp"
 

@@ -1,7 +1,5 @@
 #include "os/thread_queue.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
@@ -9,6 +7,8 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "base/thread.hpp"
@@ -31,11 +31,11 @@ struct ThreadQueue::Shared {
   std::mutex mutex;
   std::condition_variable work_or_stop;
   std::condition_variable done_or_woken;
-  std::deque<IoRequest> waiting;        // guarded by mutex, as all below
+  std::deque<IoRequest> waiting;  // guarded by mutex, as all below
   std::vector<IoCompletion> completed;
   bool woken = false;
   bool stopping = false;
-  std::vector<std::jthread> workers;    // of the owning thread
+  std::vector<std::jthread> workers;  // of the owning thread
 
   void run() {
     std::unique_lock lock(mutex);
@@ -64,12 +64,16 @@ Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& optio
   Shared& shared = *queue->shared_;
   try {
     for (unsigned number = 0; number < std::min(options.depth, kMaxWorkers); ++number) {
-      shared.workers.push_back(start_thread(fmt::format("sw-io-{}", number), [&shared](std::stop_token) { shared.run(); }));
+      shared.workers.push_back(
+          start_thread(fmt::format("sw-io-{}", number), [&shared](std::stop_token) { shared.run(); }));
     }
   } catch (const std::system_error& error) {
     if (shared.workers.empty()) {
-      return fail(Error{ErrorKind::kOutOfMemory, "cannot start a thread for I/O; raise the limit of processes", {},
-                        error.code().value(), true});
+      return fail(Error{ErrorKind::kOutOfMemory,
+                        "cannot start a thread for I/O; raise the limit of processes",
+                        {},
+                        error.code().value(),
+                        true});
     }
   }
   return queue;

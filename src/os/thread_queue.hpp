@@ -14,7 +14,8 @@ namespace slackwater {
 class ThreadQueue final : public IoQueue {
  public:
   // kOutOfMemory when not even one thread can be started; fewer than wanted are enough.
-  [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options, std::string fallback_reason);
+  [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options,
+                                                               std::string fallback_reason);
   ~ThreadQueue() override;
 
   [[nodiscard]] std::string_view backend() const override { return "threads"; }

@@ -46,7 +46,8 @@ bool Transfer::advance(std::int64_t answer) {
 
 Result<std::uint64_t> Transfer::result(const std::string& path) const {
   if (sys_errno_ == 0) return done_bytes_;
-  return fail(error_from_errno(sys_errno_, op_ == IoOp::kRead ? "cannot read the file" : "cannot write the file", path));
+  return fail(
+      error_from_errno(sys_errno_, op_ == IoOp::kRead ? "cannot read the file" : "cannot write the file", path));
 }
 
 }  // namespace slackwater

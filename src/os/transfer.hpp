@@ -30,10 +30,10 @@ class Transfer {
   IoOp op_ = IoOp::kRead;
   std::uint64_t size_bytes_ = 0;
   bool direct_ = false;
-  std::uint64_t start_ = 0;     // of the piece asked for
+  std::uint64_t start_ = 0;  // of the piece asked for
   std::uint64_t done_bytes_ = 0;
-  unsigned fruitless_ = 0;      // answers in a row that moved nothing
-  int sys_errno_ = 0;           // of a finished request that failed
+  unsigned fruitless_ = 0;  // answers in a row that moved nothing
+  int sys_errno_ = 0;       // of a finished request that failed
 };
 
 }  // namespace slackwater

@@ -21,7 +21,9 @@ constexpr unsigned kMaxDepth = 4096;
 constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the poll; requests have their slot
 
 // Trouble of the call, not of a request: what was queued stays queued, and the next call takes it along.
-bool passes(int sys_errno) { return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME; }
+bool passes(int sys_errno) {
+  return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME;
+}
 
 __kernel_timespec to_timespec(Duration duration) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(duration);
@@ -99,14 +101,18 @@ Status UringQueue::register_buffer(int index, std::span<std::byte> memory) {
   if (index < 0 || std::cmp_greater_equal(index, buffer_slots_)) {
     return fail(ErrorKind::kInvalidArgument, "the number of a registered buffer is out of range");
   }
-  if (!buffers_registered_) return fail(ErrorKind::kUnsupported, "this kernel has no sparse table of registered buffers");
+  if (!buffers_registered_)
+    return fail(ErrorKind::kUnsupported, "this kernel has no sparse table of registered buffers");
   const iovec buffer{memory.data(), memory.size()};
   const __u64 no_tag = 0;
   const int answer = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &buffer, &no_tag, 1);
   if (answer == 1) return {};
   if (answer == -ENOMEM) {
-    return fail(Error{ErrorKind::kPermission, "cannot pin an I/O buffer; raise the limit of locked memory (ulimit -l)", {},
-                      ENOMEM, false});
+    return fail(Error{ErrorKind::kPermission,
+                      "cannot pin an I/O buffer; raise the limit of locked memory (ulimit -l)",
+                      {},
+                      ENOMEM,
+                      false});
   }
   return fail(error_from_errno(answer < 0 ? -answer : EIO, "cannot register an I/O buffer"));
 }

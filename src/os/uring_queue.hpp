@@ -3,13 +3,13 @@
 // issuer. In a forked child every call answers kClosed: the ring's memory is not there.
 #pragma once
 
-#include <liburing.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
+
+#include <liburing.h>
 
 #include "base/fork_guard.hpp"
 #include "base/unique_fd.hpp"

@@ -29,7 +29,7 @@ struct Checkpoint::Impl {
 
   [[nodiscard]] Status ensure_pool() {
     if (pool != nullptr) return {};
-    SW_ASSIGN(own_pool, make_read_pool(options));
+    SW_ASSIGN(own_pool, make_read_pool(options, contents.manifest.size_bytes));
     pool = own_pool.get();
     return {};
   }

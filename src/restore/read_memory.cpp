@@ -11,8 +11,10 @@ constexpr std::uint64_t kMaxReadSlabs = 1024;
 
 }  // namespace
 
-Result<std::unique_ptr<Pool>> make_read_pool(const ReadOptions& options) {
-  const std::uint64_t slabs = std::clamp<std::uint64_t>(options.buffer_bytes / kReadSlabBytes, 2, kMaxReadSlabs);
+Result<std::unique_ptr<Pool>> make_read_pool(const ReadOptions& options, std::uint64_t size_bytes) {
+  const std::uint64_t useful = size_bytes / kReadSlabBytes + 1;
+  const std::uint64_t slabs =
+      std::clamp<std::uint64_t>(std::min(options.buffer_bytes / kReadSlabBytes, useful), 2, kMaxReadSlabs);
   return Pool::create(kReadSlabBytes, static_cast<std::uint32_t>(slabs));
 }
 

@@ -202,7 +202,7 @@ Result<std::vector<BadRange>> Verifier::look_at_blocks() {
   }
   std::unique_ptr<Pool> own_pool;
   if (pool_ == nullptr) {
-    SW_ASSIGN(own_pool, make_read_pool(options_));
+    SW_ASSIGN(own_pool, make_read_pool(options_, total));
   }
   BlockReader reader(fs_, pool_ != nullptr ? *pool_ : *own_pool, block_reader_options(options_), Log(options_.log));
   const std::vector<ReadUnit> units = ExtentMap(std::move(extents)).plan_units(read_files, reader.unit_bytes());

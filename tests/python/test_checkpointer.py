@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 import torch
-from slackwater import _core
+from slackwater import _core, session
 
 Make = Callable[..., sw.Checkpointer]
 STATE = {"t": torch.arange(10.0)}
@@ -120,6 +120,23 @@ def test_close_gives_up_after_its_time(make: Make, path: Path) -> None:
     assert snapshot is not None
     assert snapshot.progress.failed
     assert make().restore({"t": torch.ones(30_000_000)}) is None
+
+
+def test_snapshot_lost_by_an_interrupt_inside_save_is_not_committed(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    ckpt = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "Snapshot", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ckpt.save(1, STATE)
+    ckpt.save(2, STATE)
+    with pytest.raises(sw.TornError, match="interrupted"):
+        ckpt.wait(timeout=60)
+    assert ckpt.steps() == [2]
 
 
 def test_exception_in_the_block_is_not_masked_and_work_is_committed(make: Make, path: Path) -> None:

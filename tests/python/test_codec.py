@@ -22,7 +22,7 @@ import pytest
 import slackwater as sw
 import torch
 from hypothesis import given
-from slackwater import codec
+from slackwater import codec, decoder
 
 
 class Colour(enum.Enum):
@@ -42,7 +42,7 @@ def no_tensor(name: str, is_array: bool) -> Any:
 
 def round_trip(value: Any, **options: bool) -> Any:
     node = codec.Encoder(**options).encode(value, "v")
-    return codec.decode(codec.load_tree(codec.dump_tree(node).decode()), no_tensor, **options)
+    return decoder.decode(decoder.load_tree(codec.dump_tree(node).decode()), no_tensor, **options)
 
 
 def identical(a: Any, b: Any) -> bool:
@@ -238,14 +238,14 @@ def test_the_same_list_twice_is_no_cycle() -> None:
 
 def test_pickle_needs_consent_of_writer_and_reader() -> None:
     node = codec.Encoder(allow_pickle=True).encode(Custom(3), "v")
-    assert codec.decode(node, no_tensor, allow_pickle=True) == Custom(3)
+    assert decoder.decode(node, no_tensor, allow_pickle=True) == Custom(3)
     with pytest.raises(sw.UnsupportedError, match=r"pickled test_codec\.Custom.*allow_pickle=True"):
-        codec.decode(node, no_tensor)
+        decoder.decode(node, no_tensor)
 
 
 def test_value_of_a_newer_version_is_refused_by_name() -> None:
     with pytest.raises(sw.UnsupportedError, match="'hologram'"):
-        codec.decode({"$": "hologram", "v": 1}, no_tensor)
+        decoder.decode({"$": "hologram", "v": 1}, no_tensor)
 
 
 @pytest.mark.parametrize(
@@ -265,24 +265,24 @@ def test_value_of_a_newer_version_is_refused_by_name() -> None:
 )
 def test_malformed_node_is_damage(node: Any) -> None:
     with pytest.raises(sw.DamagedError):
-        codec.decode(node, no_tensor)
+        decoder.decode(node, no_tensor)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"slackwater_tree":1}'])
 def test_malformed_tree_is_damage(text: str) -> None:
     with pytest.raises(sw.DamagedError):
-        codec.load_tree(text)
+        decoder.load_tree(text)
 
 
 def test_tree_of_a_newer_format_is_refused() -> None:
     with pytest.raises(sw.UnsupportedError, match="format 2"):
-        codec.load_tree('{"slackwater_tree":2,"state":{}}')
+        decoder.load_tree('{"slackwater_tree":2,"state":{}}')
 
 
 def test_classes_are_never_imported_by_decoding() -> None:
     node = {"$": "enum", "class": "antigravity:Colour", "name": "RED"}
     with pytest.raises(sw.UnsupportedError, match="import its module first"):
-        codec.decode(node, no_tensor)
+        decoder.decode(node, no_tensor)
     import sys
 
     assert "antigravity" not in sys.modules

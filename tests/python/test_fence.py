@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -271,3 +272,10 @@ def test_stall_is_measured(make: Make) -> None:
     assert snapshot is not None
     snapshot.fence()
     assert 0 < snapshot.stats.fence_seconds < 60
+
+
+def test_every_row_of_the_table_in_the_guide_has_its_test() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    named = set(re.findall(r"`(test_\w+)` \|$", guide, re.MULTILINE))
+    assert len(named) >= 9
+    assert named <= set(globals())

@@ -167,7 +167,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 ENDLESS = """
 import sys, numpy as np, slackwater as sw
-settle, sw.Snapshot._settle = sw.Snapshot._settle, lambda self: None   # nobody vouches for the sources: it never commits
+settle, sw.Snapshot._settle = sw.Snapshot._settle, lambda self: None  # unsealed, it never commits
 ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB")
 snapshot = ckpt.save(1, {"a": np.ones(1 << 16)})
 print("waiting", flush=True)

@@ -27,9 +27,29 @@
 namespace slackwater::test {
 
 enum class FsCall : std::uint8_t {
-  kOpen, kMakeDirectory, kSyncDirectory, kLink, kUnlink, kRemoveDirectory, kList, kStatus, kFreeBytes, kTryLock, kMakeQueue,
-  kReadAt, kWriteAt, kAllocate, kTruncate, kSyncData, kSyncAll, kClose, kFileStatus, kSetDirect,
-  kQueueRead, kQueueWrite, kRegisterBuffer,
+  kOpen,
+  kMakeDirectory,
+  kSyncDirectory,
+  kLink,
+  kUnlink,
+  kRemoveDirectory,
+  kList,
+  kStatus,
+  kFreeBytes,
+  kTryLock,
+  kMakeQueue,
+  kReadAt,
+  kWriteAt,
+  kAllocate,
+  kTruncate,
+  kSyncData,
+  kSyncAll,
+  kClose,
+  kFileStatus,
+  kSetDirect,
+  kQueueRead,
+  kQueueWrite,
+  kRegisterBuffer,
 };
 inline constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
 
@@ -121,7 +141,8 @@ class FaultPlan {
 
 class FaultFile final : public File {
  public:
-  FaultFile(std::unique_ptr<File> inner, std::shared_ptr<FaultPlan> plan) : inner_(std::move(inner)), plan_(std::move(plan)) {}
+  FaultFile(std::unique_ptr<File> inner, std::shared_ptr<FaultPlan> plan)
+      : inner_(std::move(inner)), plan_(std::move(plan)) {}
 
   [[nodiscard]] Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) override {
     if (Status met = meet(FsCall::kReadAt); !met) return slackwater::fail(met.error());
@@ -176,7 +197,8 @@ class FaultFile final : public File {
 // Files given to it are FaultFiles, as made by the same FaultFileSystem.
 class FaultQueue final : public IoQueue {
  public:
-  FaultQueue(std::unique_ptr<IoQueue> inner, std::shared_ptr<FaultPlan> plan) : inner_(std::move(inner)), plan_(std::move(plan)) {
+  FaultQueue(std::unique_ptr<IoQueue> inner, std::shared_ptr<FaultPlan> plan)
+      : inner_(std::move(inner)), plan_(std::move(plan)) {
     plan_->add_queue(inner_.get());
   }
   ~FaultQueue() override { plan_->remove_queue(inner_.get()); }  // held writes are dropped
@@ -210,7 +232,8 @@ class FaultQueue final : public IoQueue {
   [[nodiscard]] Status wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) override {
     if (!plan_->holding()) {
       for (const IoRequest& request : std::exchange(held_, {})) {
-        if (Status passed = inner_->submit(request); !passed) failed_.push_back({request.tag, slackwater::fail(passed.error())});
+        if (Status passed = inner_->submit(request); !passed)
+          failed_.push_back({request.tag, slackwater::fail(passed.error())});
       }
     }
     if (!failed_.empty()) timeout = Duration::zero();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -35,7 +36,7 @@ def to_array(value: Any, name: str) -> Any:
         if library == "torch" and sys.modules.get("torch") is None:
             continue
         try:
-            return __import__(library).from_dlpack(value)
+            return importlib.import_module(library).from_dlpack(value)
         except Exception as error:
             errors.append(f"{library}: {error}")
     raise UnsupportedError(
@@ -86,9 +87,7 @@ def empty(dtype: str, shape: tuple[int, ...], name: str) -> Any:
     except TypeError:
         pass
     try:
-        import ml_dtypes
-
-        return np.empty(shape, np.dtype(getattr(ml_dtypes, dtype)))
+        return np.empty(shape, np.dtype(getattr(importlib.import_module("ml_dtypes"), dtype)))
     except (ImportError, AttributeError, TypeError) as error:
         raise UnsupportedError(
             f"'{name}' has dtype {dtype}, which NumPy lacks; import torch (or install ml_dtypes) before reading it"

@@ -38,15 +38,14 @@ def is_wrapper(tensor: Tensor) -> bool:
     return type(tensor) not in PLAIN_TYPES and (_is_dtensor(tensor) or is_traceable_wrapper_subclass(tensor))
 
 
-def inner_tensors(tensor: Tensor, name: str) -> list[tuple[str, Tensor]]:
+def inner_tensors(tensor: Any, name: str) -> list[tuple[str, Tensor]]:
     """Of a wrapper subclass: [(attribute, tensor), ...]. A DTensor stands for its local tensor, under no attribute."""
     if _is_dtensor(tensor):
-        if tensor.device_mesh.size() != 1:  # type: ignore[attr-defined]
-            raise UnsupportedError(
-                f"'{name}' is a DTensor over {tensor.device_mesh.size()} ranks; this version saves states of one rank"
-            )  # type: ignore[attr-defined]
-        return [("", tensor._local_tensor)]  # type: ignore[attr-defined]
-    attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        ranks = tensor.device_mesh.size()
+        if ranks != 1:
+            raise UnsupportedError(f"'{name}' is a DTensor over {ranks} ranks; this version saves states of one rank")
+        return [("", tensor._local_tensor)]
+    attributes, _ = tensor.__tensor_flatten__()
     return [(attribute, getattr(tensor, attribute)) for attribute in attributes]
 
 

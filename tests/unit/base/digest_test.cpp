@@ -1,8 +1,8 @@
 #include "base/digest.hpp"
 
-#include <gtest/gtest.h>
-
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/digest_kernels.hpp"
 
@@ -89,8 +89,8 @@ TEST(DigestHex, ReadsBackWhatItWrote) {
 }
 
 TEST(DigestHex, RefusesOtherSpellings) {
-  for (const std::string_view bad : {"", "0123", "0123456789ABCDEF", "0x23456789abcdef", " 123456789abcdef", "0123456789abcdefa",
-                                     "-123456789abcdef", "0123456789abcdeg"}) {
+  for (const std::string_view bad : {"", "0123", "0123456789ABCDEF", "0x23456789abcdef", " 123456789abcdef",
+                                     "0123456789abcdefa", "-123456789abcdef", "0123456789abcdeg"}) {
     EXPECT_FALSE(digest64_from_hex(bad)) << bad;
   }
   EXPECT_FALSE(digest128_from_hex("0123456789abcdef"));

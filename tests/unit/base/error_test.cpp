@@ -1,10 +1,10 @@
 #include "base/error.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
 #include <set>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {
@@ -35,8 +35,10 @@ TEST(Error, KindFollowsFromErrno) {
 }
 
 TEST(Error, OnlyPassingTroubleIsRetryable) {
-  for (const int passing : {EAGAIN, EINTR, EBUSY, ENOMEM, EMFILE}) EXPECT_TRUE(error_from_errno(passing, "x").retryable) << passing;
-  for (const int lasting : {EIO, ENOSPC, EACCES, ENOENT, EEXIST}) EXPECT_FALSE(error_from_errno(lasting, "x").retryable) << lasting;
+  for (const int passing : {EAGAIN, EINTR, EBUSY, ENOMEM, EMFILE})
+    EXPECT_TRUE(error_from_errno(passing, "x").retryable) << passing;
+  for (const int lasting : {EIO, ENOSPC, EACCES, ENOENT, EEXIST})
+    EXPECT_FALSE(error_from_errno(lasting, "x").retryable) << lasting;
 }
 
 TEST(ErrorKind, EveryKindHasANameOfItsOwn) {

@@ -1,10 +1,10 @@
 #include "base/fork_guard.hpp"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <memory>
 #include <optional>
+
+#include <gtest/gtest.h>
 
 #include "base/thread.hpp"
 #include "support/child_process.hpp"

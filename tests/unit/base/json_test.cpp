@@ -1,8 +1,8 @@
 #include "base/json.hpp"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "base/digest.hpp"
 
@@ -28,7 +28,8 @@ TEST(ParseJson, BuildsTheSameValueAsTheLibrary) {
 }
 
 TEST(ParseJson, RefusesWhatIsNotJson) {
-  for (const std::string_view bad : {"", "{", "[1,", "{\"a\"}", "{} {}", "nul", "[1e999]", "{'a':1}", "// x\n{}", "[01]", "\"\\ud800\""}) {
+  for (const std::string_view bad :
+       {"", "{", "[1,", "{\"a\"}", "{} {}", "nul", "[1e999]", "{'a':1}", "// x\n{}", "[01]", "\"\\ud800\""}) {
     EXPECT_NE(trouble(bad).find("is not valid JSON near byte"), std::string::npos) << bad;
   }
 }
@@ -56,7 +57,8 @@ TEST(ParseJson, BoundsTheDepth) {
 }
 
 TEST(JsonField, GivesWhatItWasAskedForOrNamesTheField) {
-  const Json object = {{"n", 5}, {"big", ~std::uint64_t{0}}, {"minus", -1}, {"half", 0.5}, {"s", "x"}, {"l", {1, 2}}, {"o", {{"k", 1}}}};
+  const Json object = {{"n", 5},      {"big", ~std::uint64_t{0}}, {"minus", -1}, {"half", 0.5}, {"s", "x"},
+                       {"l", {1, 2}}, {"o", {{"k", 1}}}};
   EXPECT_EQ(json_u64(object, "n", "p").value(), 5u);
   EXPECT_EQ(json_u64(object, "big", "p").value(), ~std::uint64_t{0});
   for (const char* bad : {"minus", "half", "s", "none"}) {
@@ -108,7 +110,9 @@ TEST(SealedJson, RefusesEveryTruncationAndAppendedBytes) {
 }
 
 TEST(SealedJson, RefusesBytesThatAreSealedButNotAnObject) {
-  const auto seal_text = [](const std::string& body) { return body + ",\"digest\":\"" + to_hex(digest128(body)) + "\"}\n"; };
+  const auto seal_text = [](const std::string& body) {
+    return body + ",\"digest\":\"" + to_hex(digest128(body)) + "\"}\n";
+  };
   EXPECT_FALSE(open_sealed_json(seal_text("[1"), "p"));
   EXPECT_FALSE(open_sealed_json(seal_text(R"({"digest":"x")"), "p"));
   EXPECT_TRUE(open_sealed_json(seal_text(R"({"a":1)"), "p"));

@@ -1,10 +1,10 @@
 #include "base/log.hpp"
 
-#include <gtest/gtest.h>
-
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {

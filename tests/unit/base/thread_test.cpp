@@ -1,11 +1,12 @@
 #include "base/thread.hpp"
 
-#include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
 
 #include <array>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {

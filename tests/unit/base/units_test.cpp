@@ -18,7 +18,8 @@ TEST(ParseBytes, TakesPlainNumbersDecimalAndBinaryUnits) {
 }
 
 TEST(ParseBytes, NamesTheTextItDoesNotUnderstand) {
-  for (const std::string_view bad : {"", " ", "MiB", "-1", "+1", "1.", ".5", "1e3", "5 apples", "1 2", "0x10", "512M", "1.5.2 GB", "nan"}) {
+  for (const std::string_view bad :
+       {"", " ", "MiB", "-1", "+1", "1.", ".5", "1e3", "5 apples", "1 2", "0x10", "512M", "1.5.2 GB", "nan"}) {
     const auto parsed = parse_bytes(bad);
     ASSERT_FALSE(parsed) << bad;
     EXPECT_EQ(parsed.error().kind, ErrorKind::kInvalidArgument);
@@ -46,7 +47,8 @@ TEST(FormatBytes, KeepsThreeDigitsAndTheRightUnit) {
 }
 
 TEST(FormatBytes, IsReadByParseBytes) {
-  for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{1536}, std::uint64_t{8} << 20, std::uint64_t{3} << 29}) {
+  for (const std::uint64_t bytes :
+       {std::uint64_t{1}, std::uint64_t{1536}, std::uint64_t{8} << 20, std::uint64_t{3} << 29}) {
     EXPECT_EQ(parse_bytes(format_bytes(bytes)).value(), bytes);
   }
 }

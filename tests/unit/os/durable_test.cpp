@@ -1,11 +1,12 @@
 #include "os/durable.hpp"
 
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <fstream>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "support/fault_file_system.hpp"
 #include "support/small_mount.hpp"
@@ -19,7 +20,9 @@ using test::FsCall;
 class DurableTest : public testing::Test {
  protected:
   [[nodiscard]] bool exists(const std::string& name) { return posix_->status(dir_ / name).has_value(); }
-  [[nodiscard]] std::string text(const std::string& name) { return read_whole(*posix_, dir_ / name, 1000).value_or("(error)"); }
+  [[nodiscard]] std::string text(const std::string& name) {
+    return read_whole(*posix_, dir_ / name, 1000).value_or("(error)");
+  }
   [[nodiscard]] std::size_t entries() { return posix_->list(dir_.path())->size(); }
 
   test::TempDir dir_;
@@ -38,7 +41,8 @@ TEST_F(DurableTest, AFileGetsRoomForDirectWritesAndThenItsExactSize) {
 TEST_F(DurableTest, TheOrderOfStepsIsKept) {
   auto file = DurableFile::create(fs_, dir_ / "f", 5000, false).value();
   ASSERT_TRUE(file.finish());
-  EXPECT_EQ(fs_.calls(), (std::vector{FsCall::kOpen, FsCall::kAllocate, FsCall::kTruncate, FsCall::kSyncData, FsCall::kClose}));
+  EXPECT_EQ(fs_.calls(),
+            (std::vector{FsCall::kOpen, FsCall::kAllocate, FsCall::kTruncate, FsCall::kSyncData, FsCall::kClose}));
 }
 
 TEST_F(DurableTest, PublishingKeepsItsOrderToo) {

@@ -1,10 +1,10 @@
 #include "support/fault_file_system.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "support/aligned_buffer.hpp"
 #include "support/temp_dir.hpp"

@@ -1,5 +1,4 @@
 // What becomes of the queue where the machine says no: io_uring forbidden, locked memory limited.
-#include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -13,6 +12,8 @@
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "os/file_system.hpp"
 #include "support/aligned_buffer.hpp"

@@ -1,8 +1,6 @@
 // The contract of IoQueue, over both backends.
 #include "os/io_queue.hpp"
 
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -12,6 +10,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/thread.hpp"
 #include "os/file_system.hpp"
@@ -89,10 +89,12 @@ class IoQueueTest : public testing::TestWithParam<Kind> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Backends, IoQueueTest,
-                         testing::Values(Kind{"UringBuffered", false, false, false}, Kind{"UringDirect", false, true, false},
+                         testing::Values(Kind{"UringBuffered", false, false, false},
+                                         Kind{"UringDirect", false, true, false},
                                          Kind{"UringDirectRegistered", false, true, true},
                                          Kind{"UringBufferedRegistered", false, false, true},
-                                         Kind{"ThreadsBuffered", true, false, false}, Kind{"ThreadsDirect", true, true, false}),
+                                         Kind{"ThreadsBuffered", true, false, false},
+                                         Kind{"ThreadsDirect", true, true, false}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
 TEST_P(IoQueueTest, CarriesManyMoreRequestsThanItsDepth) {
@@ -303,7 +305,8 @@ TEST_P(IoQueueTest, ServesMoreFilesThanItRemembers) {
       ASSERT_EQ(run(request(IoOp::kWrite, *files[static_cast<std::size_t>(i)], 0, 0)).size_bytes.value(), kPiece);
     }
   }
-  for (int i = 0; i < kFiles; ++i) EXPECT_EQ(content(std::to_string(i)), std::string(kPiece, static_cast<char>('A' + i))) << i;
+  for (int i = 0; i < kFiles; ++i)
+    EXPECT_EQ(content(std::to_string(i)), std::string(kPiece, static_cast<char>('A' + i))) << i;
 }
 
 TEST_P(IoQueueTest, ItsDestructorWaitsForWhatIsUnderWay) {

@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -6,6 +5,8 @@
 #include <array>
 #include <fstream>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "os/file_system.hpp"
 #include "support/child_process.hpp"
@@ -33,7 +34,9 @@ TEST_F(PosixLockTest, TheSecondIsToldWhoHoldsIt) {
 }
 
 TEST_F(PosixLockTest, IsFreeAgainWhenDestroyed) {
-  { const auto lock = fs_->try_lock(path_).value(); }
+  {
+    const auto lock = fs_->try_lock(path_).value();
+  }
   EXPECT_TRUE(fs_->try_lock(path_));
 }
 

@@ -1,8 +1,8 @@
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/thread.hpp"
 #include "os/durable.hpp"
@@ -23,7 +23,8 @@ TEST(PublishExclusively, OneOfManyWritersWinsAndAllSeeItsBytes) {
       std::vector<std::jthread> writers;
       for (int id = 0; id < 4; ++id) {
         writers.push_back(start_thread("writer", [&, id](std::stop_token) {
-          const Status published = publish_exclusively(*fs, dir.path(), name, "writer " + std::to_string(id), std::to_string(id));
+          const Status published =
+              publish_exclusively(*fs, dir.path(), name, "writer " + std::to_string(id), std::to_string(id));
           if (published) {
             ++winners;
             winner = id;

@@ -1,8 +1,8 @@
 #include "os/transfer.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {

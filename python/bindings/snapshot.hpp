@@ -1,0 +1,35 @@
+// PySnapshot: a snapshot whose sources Python vouches for (State::sealed_by_caller). If an exception, such as Ctrl-C,
+// loses it before anybody could, it must not be committed, and nobody may wait for it for ever: the destructor says so.
+// Thread rule: needs the GIL, but for what it says. Lifetime: may outlive its engine.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "slackwater/engine.hpp"
+
+namespace slackwater::python {
+
+class PySnapshot {
+ public:
+  explicit PySnapshot(Snapshot snapshot) : snapshot_(std::move(snapshot)) {}
+  PySnapshot(PySnapshot&& other) noexcept
+      : snapshot_(std::move(other.snapshot_)), sealed_(std::exchange(other.sealed_, true)) {}
+  PySnapshot& operator=(PySnapshot&&) = delete;
+  ~PySnapshot() {
+    if (!sealed_) snapshot_.seal("(unknown, because save() was interrupted)");
+  }
+
+  void seal(std::optional<std::string> torn_tensor) {
+    sealed_ = true;
+    snapshot_.seal(std::move(torn_tensor));
+  }
+  [[nodiscard]] Snapshot& get() { return snapshot_; }
+
+ private:
+  Snapshot snapshot_;
+  bool sealed_ = false;
+};
+
+}  // namespace slackwater::python
