@@ -7,6 +7,8 @@ add_library(sw_flags INTERFACE)
 target_compile_options(sw_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
   -Wnon-virtual-dtor -Woverloaded-virtual -Wunused-result -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # g++ takes a folder compiled as one file for a header with anonymous types in it.
+  target_compile_options(sw_flags INTERFACE -Wno-subobject-linkage)
   # g++ 12 warns about moved std::expected and std::string without cause (GCC bugs 105562, 105329).
   target_compile_options(sw_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict)
 endif()

@@ -107,8 +107,8 @@ def _decode_named_tuple(decoder: Decoder, node: Node) -> Any:
         and len(fields) == len(values)
     ):
         return tuple.__new__(kind, values)  # the class's own __new__ might do anything
-    rebuilt: Any = collections.namedtuple(node["class"].rpartition(":")[2].rpartition(".")[2], fields)
-    return rebuilt._make(values)
+    make: Any = collections.namedtuple  # the class is not loaded: one of the same name and fields stands for it
+    return make(node["class"].rpartition(":")[2].rpartition(".")[2], fields)._make(values)
 
 
 def _decode_numpy_scalar(decoder: Decoder, node: Node) -> Any:

@@ -1,5 +1,6 @@
 // The commit thread: what happens to a voyage whose bytes are written, or that failed on the way.
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/result.hpp"
@@ -30,7 +31,13 @@ void Engine::Impl::commit_loop(std::stop_token stop) {
 void Engine::Impl::finish(Voyage& voyage) {
   Snapshot::Impl& snapshot = *voyage.snapshot;
   Status status;
-  if (!snapshot.failed()) status = commit(voyage);
+  if (!snapshot.failed()) {
+    try {
+      status = commit(voyage);
+    } catch (const std::exception& trouble) {
+      status = fail(ErrorKind::kOutOfMemory, fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
+    }
+  }
   if (!status) snapshot.fail(status.error());
 
   if (const auto error = snapshot.error()) {

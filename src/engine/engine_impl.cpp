@@ -1,6 +1,8 @@
 #include "engine/engine_impl.hpp"
 
 #include <algorithm>
+#include <exception>
+#include <system_error>
 #include <utility>
 
 #include "base/result.hpp"
@@ -91,6 +93,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   spec.at_once_bytes = captured.at_once_size_bytes;
   const bool needs_fence = captured.needs_fence;
 
+  std::optional<Error> threads_error;
   auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
   auto voyage = std::make_shared<Voyage>();
   voyage->snapshot = snapshot;
@@ -105,10 +108,13 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
       for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
     }
     last_step_ = step;
-    active_.push_back(voyage);
-    to_plan_.push_back(std::move(voyage));
-    start_threads();
+    if (auto started = start_threads(); !started) threads_error = std::move(started).error();
+    else {
+      active_.push_back(voyage);
+      to_plan_.push_back(std::move(voyage));
+    }
   }
+  if (threads_error) return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(*threads_error))));
   changed_.notify_all();
   if (needs_fence) static_cast<void>(snapshot->fence());  // its outcome stays in the snapshot
   snapshot->finish_save();
@@ -157,10 +163,22 @@ std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Im
   return snapshot;
 }
 
-void Engine::Impl::start_threads() {
-  if (commit_thread_.joinable()) return;
-  plan_thread_ = start_thread("sw-plan", [this](std::stop_token stop) { plan_loop(std::move(stop)); });
-  commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
+Status Engine::Impl::start_threads() {
+  try {
+    if (!plan_thread_.joinable()) {
+      plan_thread_ = start_thread("sw-plan", [this](std::stop_token stop) { plan_loop(std::move(stop)); });
+    }
+    if (!commit_thread_.joinable()) {
+      commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
+    }
+  } catch (const std::system_error& trouble) {
+    return fail(Error{.kind = ErrorKind::kOutOfMemory,
+                      .message = fmt::format("the engine's threads could not be started ({}); raise the limit of processes (ulimit -u)", trouble.what()),
+                      .path = {},
+                      .sys_errno = trouble.code().value(),
+                      .retryable = true});
+  }
+  return {};
 }
 
 void Engine::Impl::plan_loop(std::stop_token stop) {
@@ -172,7 +190,13 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
       voyage = std::move(to_plan_.front());
       to_plan_.pop_front();
     }
-    if (auto status = plan(voyage); !status) {
+    Status status;
+    try {
+      status = plan(voyage);
+    } catch (const std::exception& trouble) {  // no memory, no more threads: this snapshot is lost, training is not
+      status = fail(ErrorKind::kOutOfMemory, fmt::format("step {} could not be planned: {}", voyage->snapshot->step(), trouble.what()));
+    }
+    if (!status) {
       voyage->snapshot->fail(status.error());
       voyage->state.owner.reset();
       voyage->snapshot->release_sources();
@@ -194,13 +218,13 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
   voyage->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   voyage->snapshot->set_total(voyage->layout->size_bytes);
   SW_TRY(ensure_pipeline(*voyage->layout));
+  const auto on_arrived = [this, voyage = voyage.get()] { arrive(*voyage); };
   {
-    std::lock_guard lock(voyage->mutex);
+    std::lock_guard lock(voyage->mutex);  // whoever gives it up finds it either not launched at all or under way
     if (voyage->given_up) return fail(voyage->snapshot->error().value_or(Error{}));
     voyage->launched = true;
+    pipeline_->launch(voyage, on_arrived);
   }
-  const auto on_arrived = [this, voyage = voyage.get()] { arrive(*voyage); };
-  pipeline_->launch(voyage, on_arrived);
   // While the bytes move: the index follows from the layout alone.
   voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout));
   voyage->end_one(on_arrived);

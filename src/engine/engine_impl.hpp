@@ -65,7 +65,7 @@ class Engine::Impl {
   [[nodiscard]] bool wait_for_room(Lock& lock);                           // false: stalled
   [[nodiscard]] std::shared_ptr<Snapshot::Impl> failed_snapshot(const Snapshot::Impl::Spec& spec, Error error);
   [[nodiscard]] std::vector<std::shared_ptr<Snapshot::Impl>> in_flight() const;
-  void start_threads();                                                   // needs mutex_
+  [[nodiscard]] Status start_threads();                                   // needs mutex_
   void note_error(const Error& error);
 
   void plan_loop(std::stop_token stop);

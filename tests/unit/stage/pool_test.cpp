@@ -1,6 +1,8 @@
 #include "stage/pool.hpp"
 
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -209,7 +211,8 @@ TEST(Pool, AForkedChildHasNeitherTheMemoryNorADutyToReturnIt) {
     if (::mincore(lease.memory().data(), 4096, &resident) == 0 || errno != ENOMEM) return 1;
     pool->disown();
     lease.release();
-    return 0;
+    // Past the sanitizers, which take the parent's thread for one the child has lost.
+    return static_cast<int>(::syscall(SYS_exit_group, 0));
   });
   EXPECT_EQ(exit_code, 0);
   EXPECT_EQ(pool->free_count(), 1u);
