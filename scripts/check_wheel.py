@@ -26,7 +26,7 @@ print(sw.__version__)
 
 
 def main() -> None:
-    (wheel,) = Path(sys.argv[1]).glob("slackwater-*.whl")
+    (wheel,) = Path(sys.argv[1]).resolve().glob("slackwater-*.whl")
     version = wheel.name.split("-")[1]
     check_contents(wheel)
     with tempfile.TemporaryDirectory(prefix="slackwater-wheel-") as folder:

@@ -1,6 +1,5 @@
 #include "commit/attempt.hpp"
 
-#include <fmt/format.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <cstddef>
 #include <span>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
@@ -50,11 +51,13 @@ Result<Attempt> parse_attempt(std::string_view text, const std::string& path) {
     attempt.members.push_back(member.get<std::string>());
   }
   if (attempt.members.size() != attempt.world) {
-    return corrupt(fmt::format("the attempt lists {} members for a world of {}", attempt.members.size(), attempt.world), path);
+    return corrupt(fmt::format("the attempt lists {} members for a world of {}", attempt.members.size(), attempt.world),
+                   path);
   }
   SW_ASSIGN(const Json* adopted, json_array(json, "adopted", path));
   for (const Json& entry : *adopted) {
-    const auto version = entry.is_string() ? parse_version_directory(entry.get_ref<const std::string&>()) : std::nullopt;
+    const auto version =
+        entry.is_string() ? parse_version_directory(entry.get_ref<const std::string&>()) : std::nullopt;
     if (!version || version->attempt >= attempt.number) {
       return corrupt("field 'adopted' holds something that is not the name of an earlier version", path);
     }
@@ -76,8 +79,10 @@ std::string random_id() {
   if (got == bytes.size()) {
     id = digest128(std::span<const std::byte>(bytes));
   } else {
-    // A sandbox forbids getrandom. An id must differ from others, it is no secret: time, process and place in memory do that.
-    id = digest128(fmt::format("{} {} {}", std::chrono::steady_clock::now().time_since_epoch().count(), ::getpid(), fmt::ptr(&id)));
+    // A sandbox forbids getrandom. An id must differ from others, it is no secret: time, process and place in memory do
+    // that.
+    id = digest128(fmt::format("{} {} {}", std::chrono::steady_clock::now().time_since_epoch().count(), ::getpid(),
+                               fmt::ptr(&id)));
   }
   return to_hex(id);
 }

@@ -1,4 +1,5 @@
-// Attempt: one start of a run on a tier. Claimed exclusively at the first save, so that a late writer of an earlier start can do no harm.
+// Attempt: one start of a run on a tier. Claimed exclusively at the first save, so that a late writer of an earlier
+// start can do no harm.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,11 @@ namespace slackwater {
 
 struct Attempt {
   std::uint32_t number = 0;
-  std::string run;                    // random id of this start, 32 hex digits
-  std::string run_name;               // the user's words
+  std::string run;       // random id of this start, 32 hex digits
+  std::string run_name;  // the user's words
   std::uint32_t world = 1;
-  std::vector<std::string> members;   // each member's random id
-  std::vector<VersionName> adopted;   // versions of earlier attempts that go on counting
+  std::vector<std::string> members;  // each member's random id
+  std::vector<VersionName> adopted;  // versions of earlier attempts that go on counting
   std::int64_t created_unix_ms = 0;
 };
 

@@ -1,11 +1,11 @@
 #include "commit/catalog.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <iterator>
 #include <set>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "commit/fields.hpp"
@@ -32,10 +32,12 @@ Result<std::vector<DirectoryEntry>> list_control(FileSystem& fs, const std::stri
   return entries;
 }
 
-Result<std::vector<VersionName>> list_version_directories(FileSystem& fs, const std::string& root, std::vector<std::string>& warnings) {
+Result<std::vector<VersionName>> list_version_directories(FileSystem& fs, const std::string& root,
+                                                          std::vector<std::string>& warnings) {
   auto entries = fs.list(root);
   if (!entries) {
-    if (entries.error().kind == ErrorKind::kNotFound) entries.error().message = "the directory of checkpoints does not exist";
+    if (entries.error().kind == ErrorKind::kNotFound)
+      entries.error().message = "the directory of checkpoints does not exist";
     return fail(std::move(entries).error());
   }
   std::vector<VersionName> versions;
@@ -45,14 +47,16 @@ Result<std::vector<VersionName>> list_version_directories(FileSystem& fs, const 
     if (version && entry.type == FileType::kDirectory) {
       versions.push_back(*version);
     } else {
-      warnings.push_back(fmt::format("'{}' in {} is not a checkpoint of Slackwater and is left alone", entry.name, root));
+      warnings.push_back(
+          fmt::format("'{}' in {} is not a checkpoint of Slackwater and is left alone", entry.name, root));
     }
   }
   std::ranges::sort(versions);
   return versions;
 }
 
-// Versions before attempts: the file of an attempt exists before its first version does, so no version is seen without it.
+// Versions before attempts: the file of an attempt exists before its first version does, so no version is seen without
+// it.
 Result<Listing> list_names(FileSystem& fs, const std::string& root) {
   Listing listing;
   SW_ASSIGN(listing.versions, list_version_directories(fs, root, listing.warnings));
@@ -73,7 +77,8 @@ Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint3
 }
 
 // Which versions are of the newest attempt or adopted by it. Sets newest_attempt and warnings of the catalog.
-std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, const Listing& listing, Catalog& catalog) {
+std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, const Listing& listing,
+                                       Catalog& catalog) {
   std::set<std::uint32_t> numbers = listing.attempt_files;
   for (const VersionName& version : listing.versions) numbers.insert(version.attempt);
 
@@ -85,8 +90,8 @@ std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, 
     if (!attempt) {
       unreadable.push_back(*number);
       catalog.warnings.push_back(fmt::format(
-          "attempt {} cannot be read, so its checkpoints are taken to count, and those before its first step: {}", *number,
-          attempt.error().to_string()));
+          "attempt {} cannot be read, so its checkpoints are taken to count, and those before its first step: {}",
+          *number, attempt.error().to_string()));
       continue;
     }
     const std::set<VersionName> adopted(attempt->adopted.begin(), attempt->adopted.end());
@@ -99,7 +104,8 @@ std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, 
   // Back up: each that cannot be read is taken to have gone on below its first version.
   for (auto number = unreadable.rbegin(); number != unreadable.rend(); ++number) {
     std::vector<VersionName> own;
-    std::ranges::copy_if(listing.versions, std::back_inserter(own), [&](const VersionName& v) { return v.attempt == *number; });
+    std::ranges::copy_if(listing.versions, std::back_inserter(own),
+                         [&](const VersionName& v) { return v.attempt == *number; });
     if (own.empty()) continue;
     std::erase_if(current, [&](const VersionName& version) { return version.step >= own.front().step; });
     current.insert(own.begin(), own.end());
@@ -116,7 +122,8 @@ VersionState state_of(const Manifest& manifest, bool current) {
 }
 
 // nullopt: it has vanished.
-std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, const VersionName& version, bool current, bool pinned) {
+std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, const VersionName& version,
+                                       bool current, bool pinned) {
   CatalogEntry entry{.name = version, .state = VersionState::kUndecided, .current = current, .info = {}, .error = {}};
   entry.info.step = version.step;
   entry.info.attempt = version.attempt;
@@ -167,7 +174,8 @@ Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
     // A writer may have committed a version that was not listed and deleted the one that was: look again until the
     // names stand still, or a run that keeps one checkpoint might seem to have none.
     SW_ASSIGN(Listing after, list_names(fs, root));
-    if (scan == kScans || (after.versions == listing.versions && after.attempt_files == listing.attempt_files)) return catalog;
+    if (scan == kScans || (after.versions == listing.versions && after.attempt_files == listing.attempt_files))
+      return catalog;
     listing = std::move(after);
   }
 }
@@ -184,7 +192,8 @@ Result<Manifest> read_manifest(FileSystem& fs, const std::string& root, const Ve
   SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxManifestBytes));
   SW_ASSIGN(Manifest manifest, parse_manifest(text, path));
   if (manifest.step != version.step || manifest.attempt != version.attempt) {
-    return corrupt(fmt::format("the manifest is of step {}, attempt {}; its directory is named for another", manifest.step, manifest.attempt),
+    return corrupt(fmt::format("the manifest is of step {}, attempt {}; its directory is named for another",
+                               manifest.step, manifest.attempt),
                    path);
   }
   return manifest;

@@ -33,14 +33,15 @@ struct CatalogEntry {
 
 struct Catalog {
   std::optional<Attempt> newest_attempt;  // nullopt: there is none, or its file cannot be read (a warning says so)
-  std::vector<CatalogEntry> entries;  // by step, then attempt
-  std::vector<std::string> warnings;  // one sentence each: a damaged attempt file, a name that is not ours
+  std::vector<CatalogEntry> entries;      // by step, then attempt
+  std::vector<std::string> warnings;      // one sentence each: a damaged attempt file, a name that is not ours
   [[nodiscard]] std::vector<VersionInfo> counting() const;  // oldest first
 };
 
-// kNotFound when `root` does not exist. A root without .slackwater and without versions is an empty catalog. Versions that others delete or
-// make meanwhile are no error. Where the newest attempt's file is damaged or missing, its own versions count, and of those that counted
-// before it the ones below its first step (all, if it has none), so that nobody loses access to his checkpoints.
+// kNotFound when `root` does not exist. A root without .slackwater and without versions is an empty catalog. Versions
+// that others delete or make meanwhile are no error. Where the newest attempt's file is damaged or missing, its own
+// versions count, and of those that counted before it the ones below its first step (all, if it has none), so that
+// nobody loses access to his checkpoints.
 [[nodiscard]] Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root);
 
 // Number of the newest attempt file, whatever it holds; 0 if there is none.

@@ -1,10 +1,10 @@
 #include "commit/fields.hpp"
 
-#include <fmt/format.h>
-
 #include <limits>
 #include <optional>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 
@@ -16,13 +16,15 @@ std::unexpected<Error> corrupt(std::string message, const std::string& path) {
 
 Result<std::uint32_t> json_u32(const Json& object, const char* key, const std::string& path) {
   SW_ASSIGN(const std::uint64_t value, json_u64(object, key, path));
-  if (value > std::numeric_limits<std::uint32_t>::max()) return corrupt(fmt::format("field '{}' is too large: {}", key, value), path);
+  if (value > std::numeric_limits<std::uint32_t>::max())
+    return corrupt(fmt::format("field '{}' is too large: {}", key, value), path);
   return static_cast<std::uint32_t>(value);
 }
 
 Result<std::int64_t> json_time(const Json& object, const char* key, const std::string& path) {
   SW_ASSIGN(const std::uint64_t value, json_u64(object, key, path));
-  if (value > std::numeric_limits<std::int64_t>::max()) return corrupt(fmt::format("field '{}' is too large: {}", key, value), path);
+  if (value > std::numeric_limits<std::int64_t>::max())
+    return corrupt(fmt::format("field '{}' is too large: {}", key, value), path);
   return static_cast<std::int64_t>(value);
 }
 
@@ -35,7 +37,9 @@ Result<Digest128> json_digest(const Json& object, const char* key, const std::st
 
 Error unknown_format(std::uint64_t format, std::uint32_t known, const char* what, const std::string& path) {
   return Error{ErrorKind::kUnsupported,
-               fmt::format("the {} has format {}, this build of Slackwater reads format {}; use a newer one", what, format, known), path};
+               fmt::format("the {} has format {}, this build of Slackwater reads format {}; use a newer one", what,
+                           format, known),
+               path};
 }
 
 Status check_format(const Json& object, std::uint32_t known, const char* what, const std::string& path) {

@@ -1,11 +1,11 @@
 #include "commit/index.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <map>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/json.hpp"
 #include "base/result.hpp"
@@ -23,7 +23,8 @@ constexpr std::uint32_t kIndexFormat = 1;
 constexpr std::size_t kUsualEntryBytes = 96;  // without the name
 
 bool is_whole(const IndexEntry& entry, const IndexShard& shard) {
-  return shard.box_shape == entry.shape && std::ranges::all_of(shard.box_offset, [](std::int64_t at) { return at == 0; });
+  return shard.box_shape == entry.shape &&
+         std::ranges::all_of(shard.box_offset, [](std::int64_t at) { return at == 0; });
 }
 
 // [file, offset, size], and for a part of the tensor its box as well: [file, offset, size, [box offset], [box shape]].
@@ -52,7 +53,8 @@ class IndexParser {
     std::uint64_t format = 0;
     reader_.begin_object();
     // `format` comes first, so that what a newer one added is not taken for damage.
-    if (!reader_.next_key(key) || key != "format" || !reader_.read_u64(format)) return wrong("it does not begin with its format");
+    if (!reader_.next_key(key) || key != "format" || !reader_.read_u64(format))
+      return wrong("it does not begin with its format");
     if (format != kIndexFormat) return fail(unknown_format(format, kIndexFormat, "index", path_));
     while (reader_.next_key(key)) {
       if (key == "files") {
@@ -71,14 +73,17 @@ class IndexParser {
   }
 
  private:
-  std::unexpected<Error> wrong(std::string_view what) const { return corrupt(fmt::format("the index is damaged: {}", what), path_); }
+  std::unexpected<Error> wrong(std::string_view what) const {
+    return corrupt(fmt::format("the index is damaged: {}", what), path_);
+  }
 
   Status read_files() {
     if (!files_.empty() || !entries_.empty()) return wrong("its files do not come once and first");
     reader_.begin_array();
     while (reader_.next_item()) {
       if (!reader_.read_string(files_.emplace_back())) break;
-      if (!is_plain_name(files_.back())) return wrong(fmt::format("the file name '{}' leaves the directory of its version", files_.back()));
+      if (!is_plain_name(files_.back()))
+        return wrong(fmt::format("the file name '{}' leaves the directory of its version", files_.back()));
     }
     return reader_.failed() ? Status(wrong(reader_.trouble())) : Status();
   }
@@ -125,14 +130,14 @@ class IndexParser {
     IndexShard& shard = entry.shards.emplace_back();
     std::uint64_t file = 0;
     reader_.begin_array();
-    const bool placed = reader_.next_item() && reader_.read_u64(file) && reader_.next_item() && reader_.read_u64(shard.offset) &&
-                        reader_.next_item() && reader_.read_u64(shard.size_bytes);
+    const bool placed = reader_.next_item() && reader_.read_u64(file) && reader_.next_item() &&
+                        reader_.read_u64(shard.offset) && reader_.next_item() && reader_.read_u64(shard.size_bytes);
     if (!placed) return wrong(fmt::format("tensor '{}' has a shard without a place", entry.name));
     shard.box_offset.assign(entry.shape.size(), 0);
     shard.box_shape = entry.shape;
     if (reader_.next_item()) {
-      const bool boxed = reader_.read_dimensions(shard.box_offset) && reader_.next_item() && reader_.read_dimensions(shard.box_shape) &&
-                         !reader_.next_item() && !reader_.failed();
+      const bool boxed = reader_.read_dimensions(shard.box_offset) && reader_.next_item() &&
+                         reader_.read_dimensions(shard.box_shape) && !reader_.next_item() && !reader_.failed();
       if (!boxed) return wrong(fmt::format("tensor '{}' has a shard with a wrong box", entry.name));
     }
     if (reader_.failed()) return wrong(reader_.trouble());

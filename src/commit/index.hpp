@@ -1,5 +1,5 @@
-// Index: global tensor name -> dtype, shape, and the boxes that hold it, each with rank, file and offset. Made from the layouts, sealed JSON; its
-// digest stands in the manifest. One rank's tensor is one box that is the whole tensor.
+// Index: global tensor name -> dtype, shape, and the boxes that hold it, each with rank, file and offset. Made from the
+// layouts, sealed JSON; its digest stands in the manifest. One rank's tensor is one box that is the whole tensor.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct IndexEntry {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
-  std::string alias_of;            // no shards then
+  std::string alias_of;  // no shards then
   std::vector<IndexShard> shards;
 };
 

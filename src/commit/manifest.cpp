@@ -1,10 +1,10 @@
 #include "commit/manifest.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "commit/fields.hpp"
@@ -26,10 +26,12 @@ Result<std::vector<std::string>> parse_features(const Json& json, const std::str
     if (!entry.is_string()) return corrupt("field 'required_features' holds something that is not a text", path);
     features.push_back(entry.get<std::string>());
     if (std::ranges::find(kKnownFeatures, features.back()) == kKnownFeatures.end()) {
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("the checkpoint needs the feature '{}', which this build of Slackwater does not have; use a newer one",
-                              features.back()),
-                  path);
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format(
+              "the checkpoint needs the feature '{}', which this build of Slackwater does not have; use a newer one",
+              features.back()),
+          path);
     }
   }
   return features;
@@ -57,10 +59,12 @@ Result<RecordReference> parse_reference(const Json& json, const std::string& pat
 Status check_records(const Manifest& manifest, const std::string& path) {
   if (manifest.decision == Decision::kAbort) return {};
   if (manifest.records.size() != manifest.world) {
-    return corrupt(fmt::format("the manifest names {} records for {} ranks", manifest.records.size(), manifest.world), path);
+    return corrupt(fmt::format("the manifest names {} records for {} ranks", manifest.records.size(), manifest.world),
+                   path);
   }
   for (std::uint32_t rank = 0; rank < manifest.world; ++rank) {
-    if (manifest.records[rank].rank != rank) return corrupt(fmt::format("the manifest does not name the record of rank {}", rank), path);
+    if (manifest.records[rank].rank != rank)
+      return corrupt(fmt::format("the manifest does not name the record of rank {}", rank), path);
   }
   return {};
 }

@@ -1,4 +1,5 @@
-// Manifest: the one decision about a version on a tier, commit or abort. Sealed JSON, published exclusively, last of all files.
+// Manifest: the one decision about a version on a tier, commit or abort. Sealed JSON, published exclusively, last of
+// all files.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct Manifest {
   std::string reason;  // of an abort
   std::vector<RecordReference> records;
   Digest128 index_digest;
-  std::uint64_t size_bytes = 0;    // of all data files
+  std::uint64_t size_bytes = 0;  // of all data files
   std::uint64_t tensor_count = 0;
   std::int64_t created_unix_ms = 0;
 };

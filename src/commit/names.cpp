@@ -1,8 +1,8 @@
 #include "commit/names.hpp"
 
-#include <fmt/format.h>
-
 #include <charconv>
+
+#include <fmt/format.h>
 
 namespace slackwater {
 namespace {
@@ -62,7 +62,8 @@ std::string attempt_file(std::uint32_t attempt) { return fmt::format("attempt-{:
 std::optional<std::uint32_t> parse_attempt_file(std::string_view name) {
   std::string_view rest = name;
   std::uint32_t attempt = 0;
-  if (!take_prefix(rest, "attempt-") || !take_number(rest, attempt) || attempt_file(attempt) != name) return std::nullopt;
+  if (!take_prefix(rest, "attempt-") || !take_number(rest, attempt) || attempt_file(attempt) != name)
+    return std::nullopt;
   return attempt;
 }
 
@@ -74,8 +75,8 @@ bool is_version_file(std::string_view name) {
 }
 
 bool is_plain_name(std::string_view name) {
-  return !name.empty() && name.size() <= 255 && name != "." && name != ".." && name.find('/') == std::string_view::npos &&
-         name.find('\0') == std::string_view::npos;
+  return !name.empty() && name.size() <= 255 && name != "." && name != ".." &&
+         name.find('/') == std::string_view::npos && name.find('\0') == std::string_view::npos;
 }
 
 }  // namespace slackwater

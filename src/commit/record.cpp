@@ -1,9 +1,9 @@
 #include "commit/record.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
@@ -24,11 +24,12 @@ std::string hex_of(const std::vector<std::uint64_t>& digests) {
   return text;
 }
 
-Result<std::vector<std::uint64_t>> parse_digests(std::string_view text, std::uint64_t size_bytes, const std::string& path) {
+Result<std::vector<std::uint64_t>> parse_digests(std::string_view text, std::uint64_t size_bytes,
+                                                 const std::string& path) {
   const std::uint64_t blocks = size_bytes / kBlockBytes + (size_bytes % kBlockBytes != 0 ? 1 : 0);
   if (text.size() % kHexDigits != 0 || text.size() / kHexDigits != blocks) {
-    return corrupt(fmt::format("field 'block_digests' has {} characters, {} bytes need {} digests of {}", text.size(), size_bytes, blocks,
-                               kHexDigits),
+    return corrupt(fmt::format("field 'block_digests' has {} characters, {} bytes need {} digests of {}", text.size(),
+                               size_bytes, blocks, kHexDigits),
                    path);
   }
   std::vector<std::uint64_t> digests;
@@ -44,7 +45,8 @@ Result<std::vector<std::uint64_t>> parse_digests(std::string_view text, std::uin
 Result<FileRecord> parse_file(const Json& json, const std::string& path) {
   FileRecord file;
   SW_ASSIGN(file.name, json_string(json, "name", path));
-  if (!is_plain_name(file.name)) return corrupt(fmt::format("the file name '{}' leaves the directory of its version", file.name), path);
+  if (!is_plain_name(file.name))
+    return corrupt(fmt::format("the file name '{}' leaves the directory of its version", file.name), path);
   SW_ASSIGN(file.size_bytes, json_u64(json, "size_bytes", path));
   SW_ASSIGN(file.tensor_count, json_u64(json, "tensor_count", path));
   SW_ASSIGN(const std::string digests, json_string(json, "block_digests", path));
@@ -82,7 +84,8 @@ Result<Record> parse_record(std::string_view text, const std::string& path) {
   SW_ASSIGN(record.identity.rank, json_u32(json, "rank", path));
   SW_ASSIGN(record.identity.world, json_u32(json, "world", path));
   if (record.identity.rank >= record.identity.world) {
-    return corrupt(fmt::format("the record is of rank {} in a world of {}", record.identity.rank, record.identity.world), path);
+    return corrupt(
+        fmt::format("the record is of rank {} in a world of {}", record.identity.rank, record.identity.world), path);
   }
   SW_ASSIGN(const Json* files, json_array(json, "files", path));
   if (files->empty()) return corrupt("the record names no file", path);
@@ -90,7 +93,9 @@ Result<Record> parse_record(std::string_view text, const std::string& path) {
     SW_ASSIGN(const std::uint64_t block_bytes, json_u64(entry, "block_bytes", path));
     if (block_bytes != kBlockBytes) {
       return fail(ErrorKind::kUnsupported,
-                  fmt::format("the record has checksums over {} bytes, this build of Slackwater knows {}", block_bytes, kBlockBytes), path);
+                  fmt::format("the record has checksums over {} bytes, this build of Slackwater knows {}", block_bytes,
+                              kBlockBytes),
+                  path);
     }
     SW_ASSIGN(FileRecord file, parse_file(entry, path));
     if (std::ranges::find(record.files, file.name, &FileRecord::name) != record.files.end()) {

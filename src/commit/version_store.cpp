@@ -1,12 +1,12 @@
 #include "commit/version_store.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <limits>
 #include <set>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "commit/fields.hpp"
@@ -32,7 +32,8 @@ Result<bool> make_tier_directory(FileSystem& fs, const std::string& path) {
   if (made) return made;
   Error error = std::move(made).error();
   if (error.kind == ErrorKind::kNotFound) {
-    error.message = fmt::format("cannot make the directory of checkpoints: '{}' does not exist; make it first", parent_of(path));
+    error.message =
+        fmt::format("cannot make the directory of checkpoints: '{}' does not exist; make it first", parent_of(path));
   } else if (error.kind == ErrorKind::kPermission) {
     error.message = "cannot make the directory of checkpoints; choose a place this user may write to";
   }
@@ -48,7 +49,11 @@ bool locks_unknown(const Error& error) {
 class VersionStore::Impl {
  public:
   Impl(FileSystem& fs, const Clock& clock, std::string root, Log log)
-      : fs_(fs), clock_(clock), root_(std::move(root)), control_(fmt::format("{}/{}", root_, kControlDirectory)), log_(std::move(log)) {}
+      : fs_(fs),
+        clock_(clock),
+        root_(std::move(root)),
+        control_(fmt::format("{}/{}", root_, kControlDirectory)),
+        log_(std::move(log)) {}
 
   [[nodiscard]] const std::string& root() const { return root_; }
   [[nodiscard]] Result<Catalog> scan() { return scan_catalog(fs_, root_); }
@@ -63,7 +68,9 @@ class VersionStore::Impl {
   Status pin(const VersionName& version);
 
  private:
-  [[nodiscard]] std::string path_of(const VersionName& version) const { return fmt::format("{}/{}", root_, version_directory(version)); }
+  [[nodiscard]] std::string path_of(const VersionName& version) const {
+    return fmt::format("{}/{}", root_, version_directory(version));
+  }
   Status check_claimed(std::uint32_t attempt) const;
   Status check_newest();
   Result<std::uint32_t> next_number();
@@ -79,11 +86,11 @@ class VersionStore::Impl {
   const Log log_;
 
   std::unique_ptr<FileLock> lock_;
-  std::optional<Attempt> attempt_;         // claimed
-  std::uint32_t authority_ = 0;            // number of attempt_; before claim(), the newest found by open()
-  std::uint64_t published_ = 0;            // decisions tried: makes their private names unique
-  std::set<VersionName> doubtful_;         // committed, but the last sync failed
-  std::set<VersionName> left_alone_;       // mentioned once in the log, not again
+  std::optional<Attempt> attempt_;    // claimed
+  std::uint32_t authority_ = 0;       // number of attempt_; before claim(), the newest found by open()
+  std::uint64_t published_ = 0;       // decisions tried: makes their private names unique
+  std::set<VersionName> doubtful_;    // committed, but the last sync failed
+  std::set<VersionName> left_alone_;  // mentioned once in the log, not again
 };
 
 Status VersionStore::Impl::open() {
@@ -95,12 +102,13 @@ Status VersionStore::Impl::open() {
     lock_ = std::move(*lock);
   } else if (locks_unknown(lock.error())) {
     // The lock only gives an early error. What keeps two runs apart is the attempt.
-    log_.warn("this file system has no locks, so a second run on the directory is noticed only at its first save: {}", root_);
+    log_.warn("this file system has no locks, so a second run on the directory is noticed only at its first save: {}",
+              root_);
   } else {
     return fail(std::move(lock).error());
   }
-  // Names survive a power cut only when their directory was synced. Always, not just when they were made now: the run that made
-  // them may have died before. Of a parent that we did not make we may not even be readers.
+  // Names survive a power cut only when their directory was synced. Always, not just when they were made now: the run
+  // that made them may have died before. Of a parent that we did not make we may not even be readers.
   SW_TRY(fs_.sync_directory(root_));
   Status parent = fs_.sync_directory(parent_of(root_));
   if (!parent && made_root) return parent;
@@ -132,7 +140,8 @@ Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vect
   std::ranges::sort(attempt.adopted);
   for (;;) {
     SW_ASSIGN(attempt.number, next_number());
-    const Status published = publish_exclusively(fs_, control_, attempt_file(attempt.number), serialize(attempt), attempt.run);
+    const Status published =
+        publish_exclusively(fs_, control_, attempt_file(attempt.number), serialize(attempt), attempt.run);
     if (published) break;
     if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
   }
@@ -153,7 +162,9 @@ Status VersionStore::Impl::check_newest() {
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
   if (newest <= authority_) return {};
   return fail(ErrorKind::kAborted,
-              fmt::format("another run has taken over this directory (attempt {}, ours is {}); end this one", newest, authority_), root_);
+              fmt::format("another run has taken over this directory (attempt {}, ours is {}); end this one", newest,
+                          authority_),
+              root_);
 }
 
 Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
@@ -161,7 +172,8 @@ Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
   std::string path = path_of({step, attempt_->number});
   if (Status made = fs_.make_directory(path); !made) {
     Error error = std::move(made).error();
-    if (error.kind == ErrorKind::kAlreadyExists) error.message = fmt::format("step {} was saved already by this run", step);
+    if (error.kind == ErrorKind::kAlreadyExists)
+      error.message = fmt::format("step {} was saved already by this run", step);
     return fail(std::move(error));
   }
   return path;
@@ -174,7 +186,8 @@ Result<RecordReference> VersionStore::Impl::promise(const Record& record, const 
   RecordReference reference{record.identity.rank, record_file(record.identity.rank), digest128(text)};
   SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, kIndexName), index_text));
   SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, reference.file), text));
-  // The files are durable, now their names are made so, then the name of their directory. open() did the parents of that.
+  // The files are durable, now their names are made so, then the name of their directory. open() did the parents of
+  // that.
   SW_TRY(fs_.sync_directory(directory));
   SW_TRY(fs_.sync_directory(root_));
   return reference;
@@ -192,8 +205,8 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
     if (published.error().kind == ErrorKind::kInDoubt && commit) doubtful_.insert(version);
     return fail(published.error());
   }
-  // A run that took over between the look above and the decision has not adopted this version: it is void, and must not be reported as
-  // safe. Nor must it be if nobody can tell.
+  // A run that took over between the look above and the decision has not adopted this version: it is void, and must not
+  // be reported as safe. Nor must it be if nobody can tell.
   if (Status newest = commit ? check_newest() : Status(); !newest) {
     Error error = std::move(newest).error();
     if (error.kind != ErrorKind::kAborted) {
@@ -218,7 +231,8 @@ Status VersionStore::Impl::remove(const VersionName& version) {
   SW_TRY(check_newest());
   const std::string directory = path_of(version);
   SW_ASSIGN(const FileStatus found, fs_.status(directory));
-  if (found.type != FileType::kDirectory) return fail(ErrorKind::kCorrupt, "expected a directory, found something else", directory);
+  if (found.type != FileType::kDirectory)
+    return fail(ErrorKind::kCorrupt, "expected a directory, found something else", directory);
 
   // The manifest first, and for good: no crash may leave a version that counts and lacks files.
   const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, kManifestName));
@@ -230,8 +244,9 @@ Status VersionStore::Impl::remove(const VersionName& version) {
   const bool foreign = !removed && (removed.error().sys_errno == ENOTEMPTY || removed.error().sys_errno == EEXIST);
   if (!removed && !foreign) return removed;
   if (foreign && left_alone_.insert(version).second) {
-    log_.warn("the checkpoint of step {} was deleted, but its directory holds files that are not Slackwater's and stays: {}", version.step,
-              directory);
+    log_.warn(
+        "the checkpoint of step {} was deleted, but its directory holds files that are not Slackwater's and stays: {}",
+        version.step, directory);
   }
   doubtful_.erase(version);
   const Status unpinned = fs_.unlink(fmt::format("{}/{}", control_, pin_file(version)));
@@ -251,7 +266,8 @@ Status VersionStore::Impl::remove_files(const std::string& directory) {
 
 std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, const RetentionPolicy& policy) {
   std::vector<VersionInfo> counting = catalog.counting();
-  const bool committed = std::ranges::any_of(counting, [&](const VersionInfo& version) { return version.attempt == authority_; });
+  const bool committed =
+      std::ranges::any_of(counting, [&](const VersionInfo& version) { return version.attempt == authority_; });
   std::vector<VersionName> names;
   for (const CatalogEntry& entry : catalog.entries) {
     switch (entry.state) {
@@ -265,8 +281,8 @@ std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, c
         break;
       case VersionState::kUnreadable:
         if (left_alone_.insert(entry.name).second) {
-          log_.warn("the checkpoint of step {} is left as it is, because its manifest cannot be read: {}", entry.name.step,
-                    entry.error->to_string());
+          log_.warn("the checkpoint of step {} is left as it is, because its manifest cannot be read: {}",
+                    entry.name.step, entry.error->to_string());
         }
         break;
     }
@@ -284,11 +300,13 @@ std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, c
 }
 
 Status VersionStore::Impl::clean_up(const RetentionPolicy& policy) {
-  if (!attempt_) return fail(ErrorKind::kInternal, "old versions were to be removed before an attempt was claimed", root_);
+  if (!attempt_)
+    return fail(ErrorKind::kInternal, "old versions were to be removed before an attempt was claimed", root_);
   SW_TRY(check_newest());
   SW_ASSIGN(const Catalog catalog, scan());
   // Without our own list of what was adopted, what counts is a guess: good enough to read by, not to delete by.
-  if (!catalog.newest_attempt) return corrupt("the file of this attempt cannot be read, so nothing is deleted", control_);
+  if (!catalog.newest_attempt)
+    return corrupt("the file of this attempt cannot be read, so nothing is deleted", control_);
   const std::vector<VersionInfo> counting = catalog.counting();
   if (!counting.empty() && doubtful_.contains({counting.back().step, counting.back().attempt})) return {};
 
@@ -302,7 +320,8 @@ Status VersionStore::Impl::clean_up(const RetentionPolicy& policy) {
 Status VersionStore::Impl::pin(const VersionName& version) {
   SW_ASSIGN(const Manifest manifest, read_manifest(fs_, root_, version));
   if (manifest.decision != Decision::kCommit) {
-    return fail(ErrorKind::kInvalidArgument, fmt::format("step {} was aborted and cannot be pinned", version.step), path_of(version));
+    return fail(ErrorKind::kInvalidArgument, fmt::format("step {} was aborted and cannot be pinned", version.step),
+                path_of(version));
   }
   const Status written = write_durably(fs_, fmt::format("{}/{}", control_, pin_file(version)), "pinned\n");
   if (!written && written.error().kind != ErrorKind::kAlreadyExists) return written;
@@ -312,7 +331,8 @@ Status VersionStore::Impl::pin(const VersionName& version) {
 VersionStore::VersionStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 VersionStore::~VersionStore() = default;
 
-Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root, Log log) {
+Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root,
+                                                         Log log) {
   auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log));
   SW_TRY(impl->open());
   return std::unique_ptr<VersionStore>(new VersionStore(std::move(impl)));

@@ -1,6 +1,8 @@
-// VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision, deletion.
+// VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision,
+// deletion.
 // Every step of the durability order beyond a single file is here (see os/durable.hpp for the files themselves).
-// Thread rule: one thread at a time (the engine's commit thread; the trainer's thread before the first save and in restore).
+// Thread rule: one thread at a time (the engine's commit thread; the trainer's thread before the first save and in
+// restore).
 // Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
 #pragma once
 
@@ -30,36 +32,40 @@ class VersionStore {
  public:
   // Makes `root` (its parent must exist) and .slackwater, takes the lock. kBusy: another run holds it, with a hint;
   // kPermission/kNotFound say which directory and what to do.
-  [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root, Log log);
+  [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root,
+                                                                  Log log);
   ~VersionStore();
 
   [[nodiscard]] const std::string& root() const;
   [[nodiscard]] Result<Catalog> scan();
 
-  // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again: after a rollback the
-  // run goes on under a new attempt.
+  // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again:
+  // after a rollback the run goes on under a new attempt.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
 
   // Makes the directory of a version of the claimed attempt. Path.
   [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
 
-  // Data files are durable; now: index and record written and synced, version directory and every parent made are synced.
+  // Data files are durable; now: index and record written and synced, version directory and every parent made are
+  // synced.
   // Returns the record's digest: what the rank votes with.
   // `index_text` comes from serialize_index(): the engine makes it while the bytes still move.
   [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::string& index_text);
 
-  // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk. kInDoubt when the
-  // last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been claimed.
+  // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk.
+  // kInDoubt when the last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been
+  // claimed.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 
-  // Unlinks the manifest, syncs, unlinks the files, removes the directory. Only names we make are unlinked; a directory with
-  // foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists (before claim(): than the newest
-  // that open() found).
+  // Unlinks the manifest, syncs, unlinks the files, removes the directory. Only names we make are unlinked; a directory
+  // with foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists (before
+  // claim(): than the newest that open() found).
   [[nodiscard]] Status remove(const VersionName& version);
 
-  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts. Before this attempt's
-  // first commit only the last two, so that debris cannot fill the disk for good. Never anything when the newest commit is in doubt,
-  // never a pinned version, never one whose manifest cannot be read. The first error is returned, the rest goes on.
+  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts. Before
+  // this attempt's first commit only the last two, so that debris cannot fill the disk for good. Never anything when
+  // the newest commit is in doubt, never a pinned version, never one whose manifest cannot be read. The first error is
+  // returned, the rest goes on.
   [[nodiscard]] Status clean_up(const RetentionPolicy& policy);
 
   [[nodiscard]] Status pin(const VersionName& version);

@@ -31,9 +31,10 @@ Result<Capture> capture(const State& state, Device& host, const std::set<std::st
   for (std::uint32_t i = 0; i < state.tensors.size(); ++i) {
     const Tensor& tensor = state.tensors[i];
     if (tensor.device != kHostDevice) {
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("tensor '{}' is on device {}: this version captures host memory only; move it with .cpu()", tensor.name,
-                              tensor.device));
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format("tensor '{}' is on device {}: this version captures host memory only; move it with .cpu()",
+                      tensor.name, tensor.device));
     }
     Source source{.memory = memory_of(tensor), .device = &host};
     const bool torn_before = !known_torn.empty() && known_torn.contains(tensor.name);
@@ -57,7 +58,8 @@ Result<Capture> capture(const State& state, Device& host, const std::set<std::st
     const std::uint64_t bytes = source.memory.size_bytes();
     const CopyPiece piece{.tensor = &source.memory, .begin = 0, .size_bytes = bytes, .host = to};
     SW_TRY(host.copy_to_host({&piece, 1}));
-    source.memory = StridedMemory{.data = to, .item_bytes = 1, .shape = {static_cast<std::int64_t>(bytes)}, .strides = {}};
+    source.memory =
+        StridedMemory{.data = to, .item_bytes = 1, .shape = {static_cast<std::int64_t>(bytes)}, .strides = {}};
     is_early[i] = true;
     result.at_once_size_bytes += bytes;
     to += round_up(bytes, kEarlyCopyAlignment);

@@ -34,7 +34,8 @@ struct CaptureOptions {
 };
 
 // `known_torn`: names of tensors that an earlier snapshot found changed before the fence; captured at once.
-[[nodiscard]] Result<Capture> capture(const State& state, Device& host, const std::set<std::string, std::less<>>& known_torn,
+[[nodiscard]] Result<Capture> capture(const State& state, Device& host,
+                                      const std::set<std::string, std::less<>>& known_torn,
                                       const CaptureOptions& options);
 
 }  // namespace slackwater

@@ -35,14 +35,17 @@ void Engine::Impl::finish(Voyage& voyage) {
     try {
       status = commit(voyage);
     } catch (const std::exception& trouble) {
-      status = fail(ErrorKind::kOutOfMemory, fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
+      status = fail(ErrorKind::kOutOfMemory,
+                    fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
   }
   if (!status) snapshot.fail(status.error());
 
   if (const auto error = snapshot.error()) {
-    log_.error("step {} was not checkpointed: {}", snapshot.step(), error->to_string());
-    note_error(*error);
+    Error kept = *error;
+    kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
+    log_.error("{}", kept.to_string());
+    note_error(kept);
     // In doubt: the decision may be on disk, so nothing is taken away.
     if (error->kind != ErrorKind::kInDoubt) clear_away(voyage);
   }
@@ -95,7 +98,8 @@ Status Engine::Impl::commit(Voyage& voyage) {
                                                                .tensor_count = voyage.state.tensors.size(),
                                                                .created_unix_ms = clock_->wall_unix_ms()}));
   if (decided.decision == Decision::kAbort) {
-    return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason), voyage.directory);
+    return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason),
+                voyage.directory);
   }
   snapshot.reach(Level::kCommitted);
 
@@ -132,9 +136,11 @@ void Engine::Impl::tell_pool(const Snapshot::Impl& snapshot) const {
   const std::uint64_t pool_bytes = pipeline_->pool_bytes();
   if (stats.durable_seconds <= 0 || pool_bytes >= stats.total_bytes) return;
   const double rate = static_cast<double>(stats.total_bytes) / stats.durable_seconds;
-  log_.info("the pool ({}) is smaller than the state ({}): the fence waits until {} are written, about {} at the {:.2f} GB/s seen so far",
-            format_bytes(pool_bytes), format_bytes(stats.total_bytes), format_bytes(stats.total_bytes - pool_bytes),
-            format_seconds(static_cast<double>(stats.total_bytes - pool_bytes) / rate), rate / 1e9);
+  log_.info(
+      "the pool ({}) is smaller than the state ({}): the fence waits until {} are written, about {} at the {:.2f} GB/s "
+      "seen so far",
+      format_bytes(pool_bytes), format_bytes(stats.total_bytes), format_bytes(stats.total_bytes - pool_bytes),
+      format_seconds(static_cast<double>(stats.total_bytes - pool_bytes) / rate), rate / 1e9);
 }
 
 }  // namespace slackwater

@@ -31,7 +31,8 @@ Result<Engine> open_engine(Options options, EngineParts parts) {
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log));
   SW_ASSIGN(Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
-  return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions), std::move(catalog), log));
+  return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),
+                                               std::move(catalog), log));
 }
 
 Result<Engine> Engine::open(Options options) { return open_engine(std::move(options), {}); }
@@ -55,9 +56,15 @@ Engine::~Engine() {
   if (impl_->stuck()) static_cast<void>(impl_.release());
 }
 
-Result<std::optional<Snapshot>> Engine::save(std::uint64_t step, State state) { return impl_->save(step, std::move(state)); }
-Result<std::optional<Restored>> Engine::restore(const RestoreOptions& options, const Plan& plan) { return impl_->restore(options, plan); }
-Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) { return impl_->wait(level, timeout); }
+Result<std::optional<Snapshot>> Engine::save(std::uint64_t step, State state) {
+  return impl_->save(step, std::move(state));
+}
+Result<std::optional<Restored>> Engine::restore(const RestoreOptions& options, const Plan& plan) {
+  return impl_->restore(options, plan);
+}
+Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
+  return impl_->wait(level, timeout);
+}
 Status Engine::fence() { return impl_->fence(); }
 std::vector<VersionInfo> Engine::versions() const { return impl_->versions(); }
 Status Engine::pin(std::uint64_t step) { return impl_->pin(step); }

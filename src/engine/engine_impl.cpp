@@ -37,8 +37,9 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       versions_(std::move(versions)),
       counting_(catalog.counting()),
       fork_guard_([facts = facts_.get()] { facts->disowned.store(true, std::memory_order_release); }) {
-  std::ranges::copy_if(catalog.entries, std::back_inserter(unreadable_),
-                       [](const CatalogEntry& entry) { return entry.state == VersionState::kUnreadable && entry.current; });
+  std::ranges::copy_if(catalog.entries, std::back_inserter(unreadable_), [](const CatalogEntry& entry) {
+    return entry.state == VersionState::kUnreadable && entry.current;
+  });
 }
 
 Engine::Impl::~Impl() = default;
@@ -76,8 +77,8 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
         last_step_ = step;
         lock.unlock();
         Error error{.kind = ErrorKind::kTimeout,
-                    .message = fmt::format("step {} was not captured: earlier snapshots have made no progress for {}", step,
-                                           format_seconds(seconds(options_.stall_timeout))),
+                    .message = fmt::format("step {} was not captured: earlier snapshots have made no progress for {}",
+                                           step, format_seconds(seconds(options_.stall_timeout))),
                     .path = options_.path,
                     .retryable = true};
         return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
@@ -108,7 +109,8 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
       for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
     }
     last_step_ = step;
-    if (auto started = start_threads(); !started) threads_error = std::move(started).error();
+    if (auto started = start_threads(); !started)
+      threads_error = std::move(started).error();
     else {
       active_.push_back(voyage);
       to_plan_.push_back(std::move(voyage));
@@ -123,9 +125,11 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
 
 Status Engine::Impl::check_step(std::uint64_t step) const {
   if (last_step_ && step <= *last_step_) {
-    return fail(ErrorKind::kInvalidArgument,
-                fmt::format("step {} cannot be saved after step {}: steps must grow; to go back, restore(step=...) first", step, *last_step_),
-                options_.path);
+    return fail(
+        ErrorKind::kInvalidArgument,
+        fmt::format("step {} cannot be saved after step {}: steps must grow; to go back, restore(step=...) first", step,
+                    *last_step_),
+        options_.path);
   }
   if (last_step_) return {};
   // A fresh start must not bury checkpoints that nobody looked at.
@@ -134,7 +138,8 @@ Status Engine::Impl::check_step(std::uint64_t step) const {
   for (const CatalogEntry& entry : unreadable_) newest = std::max(newest.value_or(0), entry.name.step);
   if (newest && *newest >= step) {
     return fail(ErrorKind::kInvalidArgument,
-                fmt::format("step {} cannot be saved: the directory holds checkpoints up to step {} that this run did not restore; call "
+                fmt::format("step {} cannot be saved: the directory holds checkpoints up to step {} that this run did "
+                            "not restore; call "
                             "restore() first, or use another directory",
                             step, *newest),
                 options_.path);
@@ -172,11 +177,13 @@ Status Engine::Impl::start_threads() {
       commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
     }
   } catch (const std::system_error& trouble) {
-    return fail(Error{.kind = ErrorKind::kOutOfMemory,
-                      .message = fmt::format("the engine's threads could not be started ({}); raise the limit of processes (ulimit -u)", trouble.what()),
-                      .path = {},
-                      .sys_errno = trouble.code().value(),
-                      .retryable = true});
+    return fail(Error{
+        .kind = ErrorKind::kOutOfMemory,
+        .message = fmt::format(
+            "the engine's threads could not be started ({}); raise the limit of processes (ulimit -u)", trouble.what()),
+        .path = {},
+        .sys_errno = trouble.code().value(),
+        .retryable = true});
   }
   return {};
 }
@@ -194,7 +201,8 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
     try {
       status = plan(voyage);
     } catch (const std::exception& trouble) {  // no memory, no more threads: this snapshot is lost, training is not
-      status = fail(ErrorKind::kOutOfMemory, fmt::format("step {} could not be planned: {}", voyage->snapshot->step(), trouble.what()));
+      status = fail(ErrorKind::kOutOfMemory,
+                    fmt::format("step {} could not be planned: {}", voyage->snapshot->step(), trouble.what()));
     }
     if (!status) {
       voyage->snapshot->fail(status.error());
@@ -295,16 +303,21 @@ Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> 
   const auto deadline = Instant::now() + timeout.value_or(std::chrono::milliseconds(0));
   for (const auto& snapshot : in_flight()) {
     std::optional<std::chrono::milliseconds> left;
-    if (timeout) left = std::max(std::chrono::milliseconds(0), std::chrono::ceil<std::chrono::milliseconds>(deadline - Instant::now()));
+    if (timeout)
+      left = std::max(std::chrono::milliseconds(0),
+                      std::chrono::ceil<std::chrono::milliseconds>(deadline - Instant::now()));
     // Its own error is kept as the engine's background error; only a time-out ends the waiting.
     if (auto status = snapshot->wait(level, left); !status && !snapshot->error()) return status;
   }
-  if (level == Level::kCommitted) {  // and let the commit thread finish with the failed ones, so that the directory is tidy
+  if (level ==
+      Level::kCommitted) {  // and let the commit thread finish with the failed ones, so that the directory is tidy
     Lock lock(mutex_);
     const auto idle = [&] { return active_.empty(); };
-    if (!timeout) changed_.wait(lock, idle);
+    if (!timeout)
+      changed_.wait(lock, idle);
     else if (!changed_.wait_until(lock, deadline, idle))
-      return fail(ErrorKind::kTimeout, "the last snapshots have ended, but were not cleared away in time", options_.path);
+      return fail(ErrorKind::kTimeout, "the last snapshots have ended, but were not cleared away in time",
+                  options_.path);
   }
   std::lock_guard lock(mutex_);
   if (first_error_) return fail(*std::exchange(first_error_, std::nullopt));
@@ -360,15 +373,21 @@ Status Engine::Impl::close(std::optional<std::chrono::milliseconds> timeout) {
   }
   Status status = wait(Level::kCommitted, timeout);
   std::string unfinished;
-  for (const auto& snapshot : in_flight()) unfinished += fmt::format("{}{}", unfinished.empty() ? "" : ", ", snapshot->step());
+  for (const auto& snapshot : in_flight()) {
+    const Progress progress = snapshot->progress();
+    if (progress.failed || progress.level == Level::kCommitted) continue;  // only its tidying up is left
+    unfinished += fmt::format("{}{}", unfinished.empty() ? "" : ", ", snapshot->step());
+  }
   if (unfinished.empty()) {
     shut_down(true);
     return status;
   }
   {
     const bool ended = shut_down_within(kCloseGrace);
-    if (!ended) log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
-    return fail(ErrorKind::kTimeout, fmt::format("closed before everything was committed; given up: step {}", unfinished), options_.path);
+    if (!ended)
+      log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
+    return fail(ErrorKind::kTimeout,
+                fmt::format("closed before everything was committed; given up: step {}", unfinished), options_.path);
   }
 }
 
@@ -397,7 +416,9 @@ bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
 }
 
 void Engine::Impl::shut_down(bool in_time) {
-  const Error closing{.kind = ErrorKind::kClosed, .message = "the checkpointer was closed before this snapshot was committed", .path = options_.path};
+  const Error closing{.kind = ErrorKind::kClosed,
+                      .message = "the checkpointer was closed before this snapshot was committed",
+                      .path = options_.path};
   if (!in_time) {
     std::vector<std::shared_ptr<Voyage>> voyages;
     {

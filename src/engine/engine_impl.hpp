@@ -60,12 +60,12 @@ class Engine::Impl {
   using Instant = SharedFacts::Instant;
   using Lock = std::unique_lock<std::mutex>;
 
-  [[nodiscard]] Status usable() const;                                    // open, and in its own process
-  [[nodiscard]] Status check_step(std::uint64_t step) const;              // needs mutex_
-  [[nodiscard]] bool wait_for_room(Lock& lock);                           // false: stalled
+  [[nodiscard]] Status usable() const;                        // open, and in its own process
+  [[nodiscard]] Status check_step(std::uint64_t step) const;  // needs mutex_
+  [[nodiscard]] bool wait_for_room(Lock& lock);               // false: stalled
   [[nodiscard]] std::shared_ptr<Snapshot::Impl> failed_snapshot(const Snapshot::Impl::Spec& spec, Error error);
   [[nodiscard]] std::vector<std::shared_ptr<Snapshot::Impl>> in_flight() const;
-  [[nodiscard]] Status start_threads();                                   // needs mutex_
+  [[nodiscard]] Status start_threads();  // needs mutex_
   void note_error(const Error& error);
 
   void plan_loop(std::stop_token stop);
@@ -76,10 +76,10 @@ class Engine::Impl {
   void arrive(Voyage& voyage);
 
   void commit_loop(std::stop_token stop);
-  void finish(Voyage& voyage);                     // commits or clears away one voyage that arrived
+  void finish(Voyage& voyage);  // commits or clears away one voyage that arrived
   [[nodiscard]] Status commit(Voyage& voyage);
   void clear_away(const Voyage& voyage);
-  void refresh_catalog();                          // needs versions_mutex_
+  void refresh_catalog();  // needs versions_mutex_
   void tell_pool(const Snapshot::Impl& snapshot) const;
 
   [[nodiscard]] Result<VersionName> find_version(std::uint64_t step) const;
@@ -109,7 +109,7 @@ class Engine::Impl {
   std::optional<Attempt> attempt_;
   std::vector<VersionName> to_adopt_;
   std::set<std::string, std::less<>> known_torn_;
-  std::optional<Error> first_error_;            // not yet reported by wait() or close()
+  std::optional<Error> first_error_;  // not yet reported by wait() or close()
   EngineStats stats_;
   std::uint64_t saves_ = 0;
   bool closed_ = false;
@@ -117,9 +117,9 @@ class Engine::Impl {
 
   std::unique_ptr<Pipeline> pipeline_;  // made by the plan thread, under mutex_; then constant until shut_down()
   ForkGuard fork_guard_;
-  std::jthread plan_thread_;    // started last
+  std::jthread plan_thread_;  // started last
   std::jthread commit_thread_;
-  std::jthread close_thread_;   // only when close() ran out of time
+  std::jthread close_thread_;  // only when close() ran out of time
   std::atomic<bool> stuck_{false};
 };
 

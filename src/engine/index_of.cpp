@@ -22,8 +22,11 @@ std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layou
   }
   for (const auto& [alias, stored] : layout.aliases) {
     const Tensor& tensor = state.tensors[alias];
-    entries.push_back(IndexEntry{
-        .name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .alias_of = state.tensors[stored].name, .shards = {}});
+    entries.push_back(IndexEntry{.name = tensor.name,
+                                 .dtype = tensor.dtype,
+                                 .shape = tensor.shape,
+                                 .alias_of = state.tensors[stored].name,
+                                 .shards = {}});
   }
   return entries;
 }

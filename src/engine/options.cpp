@@ -1,14 +1,15 @@
-#include <fmt/format.h>
+#include "slackwater/options.hpp"
 
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <string>
 
+#include <fmt/format.h>
+
 #include "base/digest.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "slackwater/options.hpp"
 
 namespace slackwater {
 namespace {
@@ -97,10 +98,14 @@ Status set_paranoid(Options& options, std::string_view text) {
 }
 
 Status set_io_backend(Options& options, std::string_view text) {
-  if (text == "auto") options.io_backend = IoBackend::kAuto;
-  else if (text == "uring") options.io_backend = IoBackend::kUring;
-  else if (text == "threads") options.io_backend = IoBackend::kThreads;
-  else return fail(ErrorKind::kInvalidArgument, "takes auto, uring or threads");
+  if (text == "auto")
+    options.io_backend = IoBackend::kAuto;
+  else if (text == "uring")
+    options.io_backend = IoBackend::kUring;
+  else if (text == "threads")
+    options.io_backend = IoBackend::kThreads;
+  else
+    return fail(ErrorKind::kInvalidArgument, "takes auto, uring or threads");
   return {};
 }
 
@@ -130,22 +135,35 @@ struct Row {
 };
 
 constexpr std::array kRows{
-    Row{{"pool", "bytes", "auto", "", "Host memory for bytes on their way; auto is the size of the state, at most a quarter of available memory."},
+    Row{{"pool", "bytes", "auto", "",
+         "Host memory for bytes on their way; auto is the size of the state, at most a quarter of available memory."},
         set_pool},
     Row{{"slab", "bytes", "8MiB", "", "Size of one buffer of the pool, a multiple of 1 MiB."}, set_slab},
-    Row{{"copy_threads", "count", "0", "", "Threads that copy tensors into the pool; 0 takes up to two, as cores allow."}, set_copy_threads},
+    Row{{"copy_threads", "count", "0", "",
+         "Threads that copy tensors into the pool; 0 takes up to two, as cores allow."},
+        set_copy_threads},
     Row{{"queue_depth", "count", "0", "", "Writes under way at once; 0 chooses by itself."}, set_queue_depth},
-    Row{{"in_flight", "count", "2", "", "Snapshots on their way at once before a save finds the engine busy."}, set_in_flight},
-    Row{{"on_busy", "choice", "wait", "wait|skip", "What save does when that many are on their way: wait for one, or skip this step."}, set_on_busy},
-    Row{{"on_damage", "choice", "fallback", "fallback|raise", "What restore does with a damaged version: use the one before it, or raise an error."},
+    Row{{"in_flight", "count", "2", "", "Snapshots on their way at once before a save finds the engine busy."},
+        set_in_flight},
+    Row{{"on_busy", "choice", "wait", "wait|skip",
+         "What save does when that many are on their way: wait for one, or skip this step."},
+        set_on_busy},
+    Row{{"on_damage", "choice", "fallback", "fallback|raise",
+         "What restore does with a damaged version: use the one before it, or raise an error."},
         set_on_damage},
     Row{{"keep", "count", "2", "", "Newest checkpoints kept; 0 keeps all."}, set_keep},
-    Row{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept too; 0 is none."}, set_keep_every},
-    Row{{"paranoid", "flag", "false", "", "Hash every byte inside save and again after the copy, to catch any change in between."}, set_paranoid},
-    Row{{"io_backend", "choice", "auto", "auto|uring|threads", "How files are written and read; auto takes io_uring where it is permitted."},
+    Row{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept too; 0 is none."},
+        set_keep_every},
+    Row{{"paranoid", "flag", "false", "",
+         "Hash every byte inside save and again after the copy, to catch any change in between."},
+        set_paranoid},
+    Row{{"io_backend", "choice", "auto", "auto|uring|threads",
+         "How files are written and read; auto takes io_uring where it is permitted."},
         set_io_backend},
-    Row{{"direct_io", "flag", "true", "", "Bypass the page cache (O_DIRECT) where the file system takes it."}, set_direct_io},
-    Row{{"stall_timeout", "seconds", "60", "", "A snapshot that makes no progress for this long is given up, so that training goes on."},
+    Row{{"direct_io", "flag", "true", "", "Bypass the page cache (O_DIRECT) where the file system takes it."},
+        set_direct_io},
+    Row{{"stall_timeout", "seconds", "60", "",
+         "A snapshot that makes no progress for this long is given up, so that training goes on."},
         set_stall_timeout},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };

@@ -17,7 +17,8 @@ unsigned copy_threads(const Options& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options& options, std::uint32_t slab_count, Log log) {
+Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options& options, std::uint32_t slab_count,
+                                                   Log log) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline);
   pipeline->direct_io_ = options.direct_io;
   SW_ASSIGN(pipeline->writer_, StreamWriter::create(fs,
@@ -26,16 +27,18 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options
                                                      .buffer_slots = slab_count},
                                                     log));
   if (options.io_backend == IoBackend::kUring && pipeline->writer_->backend() != "io_uring") {
-    return fail(ErrorKind::kUnsupported,
-                "io_backend is set to uring, but io_uring is not permitted here; set it to auto to use worker threads instead");
+    return fail(
+        ErrorKind::kUnsupported,
+        "io_backend is set to uring, but io_uring is not permitted here; set it to auto to use worker threads instead");
   }
   pipeline->registrar_ = std::make_shared<Registrar>();
   pipeline->registrar_->writer = pipeline->writer_.get();
-  SW_ASSIGN(pipeline->pool_,
-            Pool::create(options.slab_bytes, slab_count, [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
-              std::lock_guard lock(registrar->mutex);
-              if (registrar->writer != nullptr) registrar->writer->register_buffer(index, memory);
-            }));
+  SW_ASSIGN(pipeline->pool_, Pool::create(options.slab_bytes, slab_count,
+                                          [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
+                                            std::lock_guard lock(registrar->mutex);
+                                            if (registrar->writer != nullptr)
+                                              registrar->writer->register_buffer(index, memory);
+                                          }));
   pipeline->stager_ = std::make_unique<Stager>(
       *pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options), .stall_timeout = options.stall_timeout});
   return pipeline;
@@ -95,11 +98,12 @@ void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void(
     snapshot->add_staged(slab.size_bytes);
     const std::span<std::byte> memory = slab.lease.memory();
     const int buffer = slab.lease.index();
-    writer_->write(streams[slab.part], SlabWrite{.memory = memory,
-                                                 .buffer = buffer,
-                                                 .offset = slab.offset,
-                                                 .size_bytes = slab.size_bytes,
-                                                 .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
+    writer_->write(streams[slab.part],
+                   SlabWrite{.memory = memory,
+                             .buffer = buffer,
+                             .offset = slab.offset,
+                             .size_bytes = slab.size_bytes,
+                             .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
   };
   job->on_done = [this, weak = std::weak_ptr(voyage), on_arrived](Status status) {
     const auto self = weak.lock();

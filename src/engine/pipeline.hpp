@@ -21,7 +21,8 @@ namespace slackwater {
 
 class Pipeline {
  public:
-  [[nodiscard]] static Result<std::unique_ptr<Pipeline>> create(FileSystem& fs, const Options& options, std::uint32_t slab_count, Log log);
+  [[nodiscard]] static Result<std::unique_ptr<Pipeline>> create(FileSystem& fs, const Options& options,
+                                                                std::uint32_t slab_count, Log log);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;

@@ -44,8 +44,10 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
   std::ranges::reverse(candidates);
   if (candidates.empty()) {
     if (!options.step) return std::optional<Restored>();
-    return fail(ErrorKind::kNotFound,
-                fmt::format("there is no checkpoint of step {}; there are: {}", *options.step, listed(catalog.counting())), options_.path);
+    return fail(
+        ErrorKind::kNotFound,
+        fmt::format("there is no checkpoint of step {}; there are: {}", *options.step, listed(catalog.counting())),
+        options_.path);
   }
 
   Restored restored;
@@ -108,7 +110,8 @@ Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
   for (const VersionInfo& version : counting_) {
     if (version.step == step) return VersionName{version.step, version.attempt};
   }
-  return fail(ErrorKind::kNotFound, fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(counting_)), options_.path);
+  return fail(ErrorKind::kNotFound,
+              fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(counting_)), options_.path);
 }
 
 Status Engine::Impl::pin(std::uint64_t step) {

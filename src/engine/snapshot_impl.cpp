@@ -1,8 +1,8 @@
 #include "engine/snapshot_impl.hpp"
 
-#include <fmt/format.h>
-
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/units.hpp"
 
@@ -24,11 +24,12 @@ Error disowned_error() {
                .path = {}};
 }
 
-Error torn_error(std::uint64_t step, const std::string& tensor) {
+Error torn_error(const std::string& tensor) {
   return Error{.kind = ErrorKind::kTorn,
-               .message = fmt::format("step {} was not checkpointed: tensor '{}' was written to between save() and the fence; call "
-                                      "fence() before writing to it (it is captured inside save() from now on)",
-                                      step, tensor),
+               .message = fmt::format(
+                   "tensor '{}' was written to between save() and the fence; call fence() before writing to it (it is "
+                   "captured inside save() from now on)",
+                   tensor),
                .path = {}};
 }
 
@@ -54,11 +55,12 @@ Status Snapshot::Impl::fence() {
     {
       std::lock_guard cancel_lock(cancel_mutex_);
       if (cancel_) {
-        cancel_(Error{.kind = ErrorKind::kTimeout,
-                      .message = fmt::format("step {} was given up: storage made no progress for {}, and training was waiting at the fence",
-                                             spec_.step, format_seconds(std::chrono::duration<double>(spec_.stall_timeout).count())),
-                      .path = {},
-                      .retryable = true});
+        cancel_(
+            Error{.kind = ErrorKind::kTimeout,
+                  .message = fmt::format("storage made no progress for {} while training waited at the fence",
+                                         format_seconds(std::chrono::duration<double>(spec_.stall_timeout).count())),
+                  .path = {},
+                  .retryable = true});
       }
     }
     facts_->note_progress();  // the next look comes after another full stall_timeout
@@ -76,12 +78,12 @@ Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds
   if (!timeout) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_for(lock, *timeout, over)) {
-    return slackwater::fail(Error{
-        .kind = ErrorKind::kTimeout,
-        .message = fmt::format("step {} is not {} after {}: {}", spec_.step, to_string(level),
-                               format_seconds(std::chrono::duration<double>(*timeout).count()), standing()),
-        .path = {},
-        .retryable = true});
+    return slackwater::fail(
+        Error{.kind = ErrorKind::kTimeout,
+              .message = fmt::format("step {} is not {} after {}: {}", spec_.step, to_string(level),
+                                     format_seconds(std::chrono::duration<double>(*timeout).count()), standing()),
+              .path = {},
+              .retryable = true});
   }
   // An error after the level was reached (a torn capture seen at commit) is still the truth about this snapshot.
   if (error_) return slackwater::fail(*error_);
@@ -204,7 +206,7 @@ void Snapshot::Impl::fail_torn(std::string tensor) {
     if (!torn_tensor_) torn_tensor_ = tensor;
     sealed_ = true;
   }
-  fail(torn_error(spec_.step, tensor));
+  fail(torn_error(tensor));
 }
 
 bool Snapshot::Impl::failed() const {

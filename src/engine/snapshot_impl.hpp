@@ -50,12 +50,12 @@ class Snapshot::Impl {
   void set_total(std::uint64_t total_bytes);           // the layout is known
   void add_staged(std::uint64_t bytes);
   void add_written(std::uint64_t bytes);
-  void reach(Level level);                             // no effect on a failed snapshot
-  void release_sources();                              // no source byte will be read any more
-  void fail(Error error);                              // the first error stays; no effect once committed
+  void reach(Level level);  // no effect on a failed snapshot
+  void release_sources();   // no source byte will be read any more
+  void fail(Error error);   // the first error stays; no effect once committed
   void fail_torn(std::string tensor);
   [[nodiscard]] bool failed() const;
-  void wait_for_seal() const;                          // until sealed or failed
+  void wait_for_seal() const;  // until sealed or failed
   [[nodiscard]] std::optional<std::string> torn_tensor() const;
   // Committed or failed for good; the engine lets go of it.
   void retire();
@@ -88,6 +88,6 @@ class Snapshot::Impl {
 // The error every call gives in a forked child.
 [[nodiscard]] Error disowned_error();
 // The error of a snapshot whose tensor changed between save() and the fence.
-[[nodiscard]] Error torn_error(std::uint64_t step, const std::string& tensor);
+[[nodiscard]] Error torn_error(const std::string& tensor);
 
 }  // namespace slackwater

@@ -35,9 +35,9 @@ struct Voyage {
   std::vector<StreamWriter::StreamId> streams;  // by part
   std::string index_text;
 
-  std::mutex mutex;       // guards what follows
-  bool launched = false;  // handed to the pipeline
-  bool given_up = false;  // cancelled before that
+  std::mutex mutex;             // guards what follows
+  bool launched = false;        // handed to the pipeline
+  bool given_up = false;        // cancelled before that
   std::uint32_t under_way = 0;  // copies (1), streams (1 each) and the plan (1) that have not ended yet
   std::vector<std::optional<WrittenStream>> written;  // by part
 

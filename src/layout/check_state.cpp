@@ -1,8 +1,8 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <limits>
 #include <optional>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "layout/json_text.hpp"
@@ -21,7 +21,8 @@ std::unexpected<Error> misuse(std::string message) { return fail(ErrorKind::kInv
 Status check_name(const std::string& name) {
   if (name.empty()) return misuse("a tensor has an empty name; give every tensor a name");
   if (!is_utf8(name)) {
-    return misuse(fmt::format("the name of tensor '{}' is not valid UTF-8; rename it", std::string_view(name).substr(0, 80)));
+    return misuse(
+        fmt::format("the name of tensor '{}' is not valid UTF-8; rename it", std::string_view(name).substr(0, 80)));
   }
   if (name == "__metadata__" || name == kTreeTensorName) {
     return misuse(fmt::format("the tensor name '{}' is reserved by the file format; rename it", name));
@@ -33,16 +34,19 @@ Status check_name(const std::string& name) {
 Result<std::uint64_t> check_tensor(const Tensor& tensor) {
   SW_TRY(check_name(tensor.name));
   if (std::ranges::any_of(tensor.shape, [](std::int64_t dimension) { return dimension < 0; })) {
-    return misuse(fmt::format("tensor '{}' has a negative dimension in its shape [{}]", tensor.name, fmt::join(tensor.shape, ", ")));
+    return misuse(fmt::format("tensor '{}' has a negative dimension in its shape [{}]", tensor.name,
+                              fmt::join(tensor.shape, ", ")));
   }
   const std::optional<std::uint64_t> bytes = packed_bytes(tensor.dtype, tensor.shape);
   if (!bytes || *bytes > kMaxStateBytes) {
-    return misuse(fmt::format("tensor '{}' of shape [{}] is larger than 2^62 bytes", tensor.name, fmt::join(tensor.shape, ", ")));
+    return misuse(
+        fmt::format("tensor '{}' of shape [{}] is larger than 2^62 bytes", tensor.name, fmt::join(tensor.shape, ", ")));
   }
   if (!tensor.strides.empty()) {
     if (tensor.strides.size() != tensor.shape.size()) {
-      return misuse(fmt::format("tensor '{}' has {} strides for {} dimensions; give one stride a dimension, or none if it is contiguous",
-                                tensor.name, tensor.strides.size(), tensor.shape.size()));
+      return misuse(fmt::format(
+          "tensor '{}' has {} strides for {} dimensions; give one stride a dimension, or none if it is contiguous",
+          tensor.name, tensor.strides.size(), tensor.shape.size()));
     }
     if (!strides_fit(tensor.dtype, tensor.shape, tensor.strides)) {
       return misuse(fmt::format("tensor '{}' has strides [{}] that reach beyond the address space", tensor.name,
@@ -63,15 +67,18 @@ Status check_state(const State& state) {
   }
   for (const auto& [key, value] : state.metadata) {
     if (!is_utf8(key) || !is_utf8(value)) {
-      return misuse(fmt::format("the metadata entry '{}' is not valid UTF-8; encode binary values, for example as base64",
-                                is_utf8(key) ? key : "(unreadable key)"));
+      return misuse(
+          fmt::format("the metadata entry '{}' is not valid UTF-8; encode binary values, for example as base64",
+                      is_utf8(key) ? key : "(unreadable key)"));
     }
   }
-  NameTable names(state.tensors.size(), [&](std::uint32_t index) -> std::string_view { return state.tensors[index].name; });
+  NameTable names(state.tensors.size(),
+                  [&](std::uint32_t index) -> std::string_view { return state.tensors[index].name; });
   std::uint64_t total = state.tree.size();
   for (std::uint32_t i = 0; i < state.tensors.size(); ++i) {
     SW_ASSIGN(const std::uint64_t bytes, check_tensor(state.tensors[i]));
-    if (names.insert(i)) return misuse(fmt::format("two tensors are named '{}'; give each its own name", state.tensors[i].name));
+    if (names.insert(i))
+      return misuse(fmt::format("two tensors are named '{}'; give each its own name", state.tensors[i].name));
     total += bytes;
     if (total > kMaxStateBytes) return misuse("the state is larger than 2^62 bytes");
   }

@@ -6,6 +6,7 @@
 
 namespace slackwater {
 
-[[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part);  // "rank-00000.safetensors", "rank-00000-1.safetensors"
+// "rank-00000.safetensors" for part 0, "rank-00000-1.safetensors" for part 1.
+[[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part);
 
 }  // namespace slackwater

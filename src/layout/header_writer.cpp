@@ -43,8 +43,8 @@ void HeaderWriter::set_metadata(const std::map<std::string, std::string>& metada
   append_nested(fixed_, kKeyMetadata, text);
 }
 
-void HeaderWriter::add_tensor(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::uint64_t begin,
-                              std::uint64_t end) {
+void HeaderWriter::add_tensor(std::string_view name, DType dtype, std::span<const std::int64_t> shape,
+                              std::uint64_t begin, std::uint64_t end) {
   const StoredDType stored = stored_dtype(dtype);
   tensors_ += ',';
   append_json_string(tensors_, name);

@@ -1,5 +1,5 @@
-// HeaderWriter: the JSON header of one safetensors file, built tensor by tensor. Offsets are relative to the data, so no size has
-// to be known beforehand. Thread rule: one thread.
+// HeaderWriter: the JSON header of one safetensors file, built tensor by tensor. Offsets are relative to the data, so
+// no size has to be known beforehand. Thread rule: one thread.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,16 @@ class HeaderWriter {
  public:
   explicit HeaderWriter(const StreamIdentity& identity);
 
-  void reserve(std::size_t tensor_bytes) { tensors_.reserve(tensor_bytes); }  // what the tensors' entries will about take
+  // About what the tensors' entries will take.
+  void reserve(std::size_t tensor_bytes) { tensors_.reserve(tensor_bytes); }
 
   // At most once each, before the first tensor.
   void set_tree(std::string_view tree);
   void set_metadata(const std::map<std::string, std::string>& metadata);
 
   // `begin`, `end`: bytes from the start of the data.
-  void add_tensor(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::uint64_t begin, std::uint64_t end);
+  void add_tensor(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::uint64_t begin,
+                  std::uint64_t end);
   void add_alias(std::string_view alias, std::string_view stored);
 
   // Of the JSON without padding; never less than what finish() writes.

@@ -1,9 +1,9 @@
 #include "layout/json_reader.hpp"
 
-#include <fmt/format.h>
-
 #include <limits>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "layout/json_text.hpp"
 
@@ -42,7 +42,8 @@ bool JsonReader::refuse(std::string trouble) {
 bool JsonReader::expected(const char* what) { return refuse(fmt::format("{} is expected near byte {}", what, at_)); }
 
 void JsonReader::skip_space() {
-  while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t')) ++at_;
+  while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\r' || text_[at_] == '\t'))
+    ++at_;
 }
 
 bool JsonReader::take(char expected) {
@@ -88,7 +89,9 @@ bool JsonReader::read_string(std::string& value) {
   const std::size_t begin = at_;
   for (;;) {
     std::size_t run = at_;
-    while (run < text_.size() && text_[run] != '"' && text_[run] != '\\' && static_cast<unsigned char>(text_[run]) >= 0x20) ++run;
+    while (run < text_.size() && text_[run] != '"' && text_[run] != '\\' &&
+           static_cast<unsigned char>(text_[run]) >= 0x20)
+      ++run;
     value.append(text_, at_, run - at_);
     at_ = run;
     if (at_ >= text_.size()) return expected("a closing quote");
@@ -108,7 +111,9 @@ bool JsonReader::read_string(std::string& value) {
 bool JsonReader::read_escape(std::string& value) {
   const char c = at_ < text_.size() ? text_[at_++] : '\0';
   switch (c) {
-    case '"': case '\\': case '/': value += c; return true;
+    case '"':
+    case '\\':
+    case '/': value += c; return true;
     case 'b': value += '\b'; return true;
     case 'f': value += '\f'; return true;
     case 'n': value += '\n'; return true;
@@ -171,7 +176,8 @@ bool JsonReader::read_dimensions(std::vector<std::int64_t>& dimensions) {
   while (next_item()) {
     std::uint64_t dimension = 0;
     if (!read_u64(dimension)) return false;
-    if (dimension > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return expected("a dimension below 2^63");
+    if (dimension > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+      return expected("a dimension below 2^63");
     dimensions.push_back(static_cast<std::int64_t>(dimension));
   }
   return !failed();

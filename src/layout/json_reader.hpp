@@ -1,5 +1,6 @@
-// JsonReader: pulls values out of a JSON text that nobody vouches for, one by one, without a tree in memory. Strict: no duplicate commas,
-// no leading zeros, whole numbers only, strings in UTF-8. Depth is bounded by the caller, who asks for what he expects.
+// JsonReader: pulls values out of a JSON text that nobody vouches for, one by one, without a tree in memory. Strict: no
+// duplicate commas, no leading zeros, whole numbers only, strings in UTF-8. Depth is bounded by the caller, who asks
+// for what he expects.
 // Thread rule: one thread. Lifetime: the text outlives the reader.
 //
 //   reader.begin_object();

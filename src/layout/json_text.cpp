@@ -77,7 +77,8 @@ void append_json_escaped(std::string& out, std::string_view text) {
   std::size_t run = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto c = static_cast<unsigned char>(text[i]);
-    if (!kNeedsEscape[c]) [[likely]] continue;
+    if (!kNeedsEscape[c]) [[likely]]
+      continue;
     out.append(text, run, i - run);
     append_escape(out, c);
     run = i + 1;

@@ -1,5 +1,5 @@
-// Writing JSON without a tree in memory: appends to a string. For headers and indexes of 100,000 tensors, where a tree would
-// cost ten times the text. Pure functions; any thread.
+// Writing JSON without a tree in memory: appends to a string. For headers and indexes of 100,000 tensors, where a tree
+// would cost ten times the text. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,8 @@ NameTable::NameTable(std::size_t capacity, std::function<std::string_view(std::u
 std::size_t NameTable::locate(std::string_view name, std::uint64_t hash) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t at = hash & mask;
-  while (slots_[at].index != kFree && (slots_[at].hash != hash || name_of_(slots_[at].index) != name)) at = (at + 1) & mask;
+  while (slots_[at].index != kFree && (slots_[at].hash != hash || name_of_(slots_[at].index) != name))
+    at = (at + 1) & mask;
   return at;
 }
 

@@ -1,5 +1,6 @@
-// NameTable: finds a name among many that live elsewhere, by index. 16 bytes a slot and no allocation a name, which is why it stands in for
-// std::unordered_map where a save has 2 µs a tensor. Thread rule: one thread. Lifetime: the names outlive the table.
+// NameTable: finds a name among many that live elsewhere, by index. 16 bytes a slot and no allocation a name, which is
+// why it stands in for std::unordered_map where a save has 2 µs a tensor. Thread rule: one thread. Lifetime: the names
+// outlive the table.
 #pragma once
 
 #include <cstdint>

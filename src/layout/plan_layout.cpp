@@ -1,11 +1,11 @@
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <span>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "base/units.hpp"
@@ -52,12 +52,16 @@ class TiedTable {
   };
   static constexpr std::uint32_t kFree = 0xffffffff;
 
-  // Shape and type are mixed in: many views of one pointer must not pile up in one place. Strides are not, because none and
-  // contiguous ones are the same.
+  // Shape and type are mixed in: many views of one pointer must not pile up in one place. Strides are not, because none
+  // and contiguous ones are the same.
   static std::uint64_t hash_of(const Tensor& tensor) {
     constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-    std::uint64_t hash = reinterpret_cast<std::uintptr_t>(tensor.data) ^ (static_cast<std::uint64_t>(tensor.dtype) << 56);
-    const auto mix = [&] { hash *= kOdd; hash ^= hash >> 32; };
+    std::uint64_t hash =
+        reinterpret_cast<std::uintptr_t>(tensor.data) ^ (static_cast<std::uint64_t>(tensor.dtype) << 56);
+    const auto mix = [&] {
+      hash *= kOdd;
+      hash ^= hash >> 32;
+    };
     mix();
     for (const std::int64_t dimension : tensor.shape) {
       hash += static_cast<std::uint64_t>(dimension);
@@ -70,10 +74,12 @@ class TiedTable {
   std::vector<Slot> slots_;
 };
 
-// Larger items first, else in the order given: then every tensor is aligned to its item, since those before it are multiples of it.
+// Larger items first, else in the order given: then every tensor is aligned to its item, since those before it are
+// multiples of it.
 std::vector<std::uint32_t> stream_order(const State& state, std::span<const std::uint32_t> stored) {
   const auto size_class = [&](std::uint32_t index) {
-    return static_cast<std::size_t>(4 - std::countr_zero(item_bytes(state.tensors[index].dtype)));  // 16 bytes: 0, ... 1 byte: 4
+    return static_cast<std::size_t>(
+        4 - std::countr_zero(item_bytes(state.tensors[index].dtype)));  // 16 bytes: 0, ... 1 byte: 4
   };
   std::array<std::size_t, 6> begin{};
   for (const std::uint32_t index : stored) ++begin[size_class(index) + 1];
@@ -103,8 +109,8 @@ class PartMaker {
   Status start() const {
     if (fits()) return {};
     return fail(ErrorKind::kInvalidArgument,
-                fmt::format("the metadata of step {} takes {} of the {} a file header may have; pass less metadata", identity_.step,
-                            format_bytes(writer_.json_bytes()), format_bytes(max_json_bytes_)));
+                fmt::format("the metadata of step {} takes {} of the {} a file header may have; pass less metadata",
+                            identity_.step, format_bytes(writer_.json_bytes()), format_bytes(max_json_bytes_)));
   }
 
   // `aliases`: (alias, stored under) of this tensor.
@@ -115,7 +121,8 @@ class PartMaker {
       if (try_add(index, aliases)) return {};
     }
     return fail(ErrorKind::kInvalidArgument,
-                fmt::format("the name of tensor '{:.80}...' does not fit into a file header; shorten it", state_.tensors[index].name));
+                fmt::format("the name of tensor '{:.80}...' does not fit into a file header; shorten it",
+                            state_.tensors[index].name));
   }
 
   std::vector<StreamLayout> finish() {

@@ -1,13 +1,13 @@
 #include "layout/safetensors_header.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
 #include <numeric>
 #include <optional>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "base/units.hpp"
@@ -49,8 +49,8 @@ class HeaderParser {
     SW_TRY(check_offsets());
     for (const TensorInfo& tensor : tensors_) {
       if (packed_bytes(tensor.dtype, tensor.shape) != tensor.size_bytes) {
-        return corrupt(fmt::format("it gives tensor '{}' {} bytes, which is not its shape [{}] of {}", tensor.name, tensor.size_bytes,
-                                   fmt::join(tensor.shape, ", "), dtype_name(tensor.dtype)));
+        return corrupt(fmt::format("it gives tensor '{}' {} bytes, which is not its shape [{}] of {}", tensor.name,
+                                   tensor.size_bytes, fmt::join(tensor.shape, ", "), dtype_name(tensor.dtype)));
       }
     }
     return {};
@@ -63,10 +63,11 @@ class HeaderParser {
     Texts dtypes;
     if (const auto format = texts_.find(std::string(kKeyFormat)); format != texts_.end()) {
       if (format->second != kHeaderFormat) {
-        return fail(ErrorKind::kUnsupported,
-                    fmt::format("the file has Slackwater header format '{}', this build knows '{}'; use a newer Slackwater",
-                                format->second, kHeaderFormat),
-                    path_);
+        return fail(
+            ErrorKind::kUnsupported,
+            fmt::format("the file has Slackwater header format '{}', this build knows '{}'; use a newer Slackwater",
+                        format->second, kHeaderFormat),
+            path_);
       }
       header.has_identity = true;
       SW_ASSIGN(header.identity, read_identity());
@@ -115,7 +116,8 @@ class HeaderParser {
         if (!reader.read_string(key)) break;
         const std::optional<DType> dtype = dtype_from_safetensors(key);
         if (!dtype) {
-          return fail(ErrorKind::kUnsupported, fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, key),
+          return fail(ErrorKind::kUnsupported,
+                      fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, key),
                       path_);
         }
         tensor.dtype = *dtype;
@@ -140,10 +142,12 @@ class HeaderParser {
   Status read_offsets(JsonReader& reader, TensorInfo& tensor) {
     std::uint64_t begin = 0, end = 0;
     reader.begin_array();
-    const bool two = reader.next_item() && reader.read_u64(begin) && reader.next_item() && reader.read_u64(end) && !reader.next_item();
+    const bool two = reader.next_item() && reader.read_u64(begin) && reader.next_item() && reader.read_u64(end) &&
+                     !reader.next_item();
     if (reader.failed() || !two) return corrupt(fmt::format("it has no pair of offsets for tensor '{}'", tensor.name));
     if (begin > end || end > data_bytes_) {
-      return corrupt(fmt::format("it places tensor '{}' at bytes {} to {} of {} bytes of data", tensor.name, begin, end, data_bytes_));
+      return corrupt(fmt::format("it places tensor '{}' at bytes {} to {} of {} bytes of data", tensor.name, begin, end,
+                                 data_bytes_));
     }
     tensor.offset = begin;
     tensor.size_bytes = end - begin;
@@ -153,7 +157,8 @@ class HeaderParser {
   // Without holes and overlaps from the first byte of data to the last.
   Status check_offsets() const {
     const auto before = [this](std::uint32_t a, std::uint32_t b) {
-      return std::pair(tensors_[a].offset, tensors_[a].size_bytes) < std::pair(tensors_[b].offset, tensors_[b].size_bytes);
+      return std::pair(tensors_[a].offset, tensors_[a].size_bytes) <
+             std::pair(tensors_[b].offset, tensors_[b].size_bytes);
     };
     std::vector<std::uint32_t> order(tensors_.size());
     std::iota(order.begin(), order.end(), 0u);
@@ -162,7 +167,8 @@ class HeaderParser {
     for (const std::uint32_t index : order) {
       const TensorInfo& tensor = tensors_[index];
       if (tensor.offset != expected) {
-        return corrupt(fmt::format("it {} tensor '{}' at byte {} of the data", tensor.offset < expected ? "has an overlap with" : "leaves a hole before",
+        return corrupt(fmt::format("it {} tensor '{}' at byte {} of the data",
+                                   tensor.offset < expected ? "has an overlap with" : "leaves a hole before",
                                    tensor.name, tensor.offset));
       }
       expected += tensor.size_bytes;
@@ -190,7 +196,8 @@ class HeaderParser {
     SW_TRY(read_number(kKeyAttempt, identity.attempt));
     SW_TRY(read_number(kKeyRank, identity.rank));
     SW_TRY(read_number(kKeyWorld, identity.world));
-    if (identity.rank >= identity.world) return corrupt(fmt::format("it has rank {} of a world of {}", identity.rank, identity.world));
+    if (identity.rank >= identity.world)
+      return corrupt(fmt::format("it has rank {} of a world of {}", identity.rank, identity.world));
     return identity;
   }
 
@@ -199,14 +206,16 @@ class HeaderParser {
     const auto text = texts_.find(std::string(key));
     if (text == texts_.end()) return texts;
     JsonReader reader(text->second);
-    if (!read_texts(reader, texts) || !reader.finish()) return corrupt(fmt::format("it has wrong metadata '{}': {}", key, reader.trouble()));
+    if (!read_texts(reader, texts) || !reader.finish())
+      return corrupt(fmt::format("it has wrong metadata '{}': {}", key, reader.trouble()));
     return texts;
   }
 
   // Names are unique; dtypes and aliases speak of tensors that exist.
   Status resolve_names(const Texts& dtypes, std::vector<std::pair<std::string, std::string>>& aliases) {
     const std::size_t stored_count = tensors_.size();
-    NameTable names(stored_count + aliases.size(), [this](std::uint32_t index) -> std::string_view { return tensors_[index].name; });
+    NameTable names(stored_count + aliases.size(),
+                    [this](std::uint32_t index) -> std::string_view { return tensors_[index].name; });
     for (std::uint32_t i = 0; i < stored_count; ++i) {
       if (names.insert(i)) return corrupt(fmt::format("it has the tensor '{}' twice", tensors_[i].name));
     }
@@ -218,7 +227,8 @@ class HeaderParser {
     tensors_.reserve(stored_count + aliases.size());
     for (auto& [alias, stored] : aliases) {
       const auto index = names.find(stored);
-      if (!index || *index >= stored_count) return corrupt(fmt::format("it ties '{}' to '{}', which it does not hold", alias, stored));
+      if (!index || *index >= stored_count)
+        return corrupt(fmt::format("it ties '{}' to '{}', which it does not hold", alias, stored));
       TensorInfo& tensor = tensors_.emplace_back(tensors_[*index]);
       tensor.name = std::move(alias);
       tensor.alias_of = std::move(stored);
@@ -231,7 +241,10 @@ class HeaderParser {
 
   Status restore_dtype(TensorInfo& tensor, std::string_view name) const {
     const Result<DType> logical = dtype_from_name(name);
-    if (!logical) return fail(ErrorKind::kUnsupported, fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, name), path_);
+    if (!logical)
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("tensor '{}' has the dtype '{}', which this build does not know", tensor.name, name),
+                  path_);
     const StoredDType stored = stored_dtype(*logical);
     if (!stored.as_pair || stored.dtype != tensor.dtype || tensor.shape.empty() || tensor.shape.back() != 2) {
       return corrupt(fmt::format("it calls tensor '{}' {}, but does not store it as such", tensor.name, name));
@@ -243,7 +256,7 @@ class HeaderParser {
 
   const std::uint64_t data_bytes_;
   const std::string& path_;
-  Texts texts_;  // __metadata__
+  Texts texts_;                      // __metadata__
   std::vector<TensorInfo> tensors_;  // offsets from the start of the data
   std::string scratch_;
 };
@@ -252,7 +265,8 @@ class HeaderParser {
 
 Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t file_size, const std::string& path) {
   if (length_word.size() != sizeof(std::uint64_t) || file_size < sizeof(std::uint64_t) + 2) {
-    return fail(ErrorKind::kCorrupt, fmt::format("the file has {} bytes, too few for a safetensors file", file_size), path);
+    return fail(ErrorKind::kCorrupt, fmt::format("the file has {} bytes, too few for a safetensors file", file_size),
+                path);
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < sizeof(std::uint64_t); ++i) {
@@ -261,7 +275,8 @@ Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t f
   const std::uint64_t most = std::min(kMaxHeaderBytes, file_size - sizeof(std::uint64_t));
   if (length < 2 || length > most) {
     return fail(ErrorKind::kCorrupt,
-                fmt::format("the file claims a header of {} bytes; between 2 and {} are possible in it: it is cut short or no safetensors file",
+                fmt::format("the file claims a header of {} bytes; between 2 and {} are possible in it: it is cut "
+                            "short or no safetensors file",
                             length, most),
                 path);
   }
@@ -271,7 +286,8 @@ Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t f
 Result<ParsedHeader> parse_header(std::string_view json, std::uint64_t file_size, const std::string& path) {
   const std::uint64_t data_offset = sizeof(std::uint64_t) + json.size();
   if (file_size < data_offset) {
-    return fail(ErrorKind::kCorrupt, fmt::format("the file has {} bytes, its header alone takes {}", file_size, data_offset), path);
+    return fail(ErrorKind::kCorrupt,
+                fmt::format("the file has {} bytes, its header alone takes {}", file_size, data_offset), path);
   }
   HeaderParser parser(file_size - data_offset, path);
   SW_TRY(parser.read_json(json));

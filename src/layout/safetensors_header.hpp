@@ -15,18 +15,21 @@ namespace slackwater {
 
 struct ParsedHeader {
   StreamIdentity identity;
-  bool has_identity = false;          // false: a file not written by Slackwater
-  std::vector<TensorInfo> tensors;    // stored and aliases, logical dtypes; `file` is 0, offset from the start of the file
+  bool has_identity = false;  // false: a file not written by Slackwater
+  // Stored and aliases, logical dtypes; `file` is 0, offset from the start of the file.
+  std::vector<TensorInfo> tensors;
   std::map<std::string, std::string> metadata;  // the user's
-  std::string tree;                   // empty if it is in kTreeTensorName (which is among `tensors`)
-  std::uint64_t data_offset = 0;      // 8 + header length
+  std::string tree;                             // empty if it is in kTreeTensorName (which is among `tensors`)
+  std::uint64_t data_offset = 0;                // 8 + header length
 };
 
 // `length_word`: the first 8 bytes. kCorrupt unless 2 <= header <= min(kMaxHeaderBytes, file_size - 8).
-[[nodiscard]] Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t file_size, const std::string& path);
+[[nodiscard]] Result<std::uint64_t> header_bytes(std::string_view length_word, std::uint64_t file_size,
+                                                 const std::string& path);
 
-// `json`: the header without the length word. kCorrupt names the tensor: offsets outside the file, overlaps, holes, a size that is not
-// shape x dtype, overflow, unknown dtype (kUnsupported), duplicate keys, depth.
-[[nodiscard]] Result<ParsedHeader> parse_header(std::string_view json, std::uint64_t file_size, const std::string& path);
+// `json`: the header without the length word. kCorrupt names the tensor: offsets outside the file, overlaps, holes, a
+// size that is not shape x dtype, overflow, unknown dtype (kUnsupported), duplicate keys, depth.
+[[nodiscard]] Result<ParsedHeader> parse_header(std::string_view json, std::uint64_t file_size,
+                                                const std::string& path);
 
 }  // namespace slackwater

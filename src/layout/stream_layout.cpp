@@ -19,7 +19,8 @@ std::uint64_t StreamLayout::window_bytes(std::uint64_t index, std::uint64_t slab
   return std::min(slab_bytes, size_bytes_ - index * slab_bytes);
 }
 
-void StreamLayout::window_pieces(std::uint64_t index, std::uint64_t slab_bytes, std::vector<WindowPiece>& pieces) const {
+void StreamLayout::window_pieces(std::uint64_t index, std::uint64_t slab_bytes,
+                                 std::vector<WindowPiece>& pieces) const {
   const std::uint64_t begin = index * slab_bytes;
   const std::uint64_t end = begin + window_bytes(index, slab_bytes);
   // Extents follow one another without holes, so their ends are in order as well.

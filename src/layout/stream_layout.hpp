@@ -1,6 +1,7 @@
 // Layout: where every byte of a snapshot goes, before one has moved. Pure: no I/O, no threads; results are constant.
-// A rank's snapshot is one or more streams (parts), each exactly one safetensors file: 8 bytes header length, JSON header
-// padded with spaces so that data starts at a multiple of 4096, then the tensors without holes, larger items first.
+// A rank's snapshot is one or more streams (parts), each exactly one safetensors file: 8 bytes header length, JSON
+// header padded with spaces so that data starts at a multiple of 4096, then the tensors without holes, larger items
+// first.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,9 @@ struct Extent {
 
 // A part of a slab that one extent fills.
 struct WindowPiece {
-  std::uint32_t tensor = 0;        // as in Extent
-  std::uint64_t tensor_begin = 0;  // byte within the packed tensor
-  std::uint64_t window_offset = 0; // byte within the window
+  std::uint32_t tensor = 0;         // as in Extent
+  std::uint64_t tensor_begin = 0;   // byte within the packed tensor
+  std::uint64_t window_offset = 0;  // byte within the window
   std::uint64_t size_bytes = 0;
 };
 
@@ -47,13 +48,16 @@ class StreamLayout {
   StreamLayout(std::string file_name, std::string header, std::vector<Extent> extents);
 
   [[nodiscard]] const std::string& file_name() const { return file_name_; }  // "rank-00000.safetensors"
-  [[nodiscard]] const std::string& header() const { return header_; }        // length word, JSON, padding: the first bytes of the file
-  [[nodiscard]] std::span<const Extent> extents() const { return extents_; } // by offset; empty tensors included
-  [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }     // exact
+  [[nodiscard]] const std::string& header() const {
+    return header_;
+  }  // length word, JSON, padding: the first bytes of the file
+  [[nodiscard]] std::span<const Extent> extents() const { return extents_; }  // by offset; empty tensors included
+  [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }      // exact
   [[nodiscard]] std::uint64_t window_count(std::uint64_t slab_bytes) const;
   // Bytes of window `index` that belong to the file (less than slab_bytes only in the last).
   [[nodiscard]] std::uint64_t window_bytes(std::uint64_t index, std::uint64_t slab_bytes) const;
-  // What fills window `index`: header bytes [index*slab, ...) as far as they reach, then these pieces. Appends to `pieces`.
+  // What fills window `index`: header bytes [index*slab, ...) as far as they reach, then these pieces. Appends to
+  // `pieces`.
   void window_pieces(std::uint64_t index, std::uint64_t slab_bytes, std::vector<WindowPiece>& pieces) const;
 
  private:
@@ -64,10 +68,10 @@ class StreamLayout {
 };
 
 struct SnapshotLayout {
-  std::vector<StreamLayout> parts;                             // at least one
-  std::vector<std::uint32_t> stored;                           // indices of State::tensors that are stored (not tied to an earlier one)
+  std::vector<StreamLayout> parts;    // at least one
+  std::vector<std::uint32_t> stored;  // indices of State::tensors that are stored (not tied to an earlier one)
   std::vector<std::pair<std::uint32_t, std::uint32_t>> aliases;  // (alias, stored under)
-  std::uint64_t size_bytes = 0;                                // of all parts
+  std::uint64_t size_bytes = 0;                                  // of all parts
 };
 
 // Misuse the caller must hear at once: empty, duplicate or reserved names, negative dimensions, strides of another rank

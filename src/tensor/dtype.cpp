@@ -1,9 +1,9 @@
 #include "tensor/dtype.hpp"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <cstddef>
+
+#include <fmt/format.h>
 
 namespace slackwater {
 namespace {

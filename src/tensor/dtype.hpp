@@ -1,6 +1,7 @@
 // Element types on their way into a safetensors file and back. Pure functions; any thread.
-// safetensors knows no complex32 and no complex128, and one unknown name makes a whole file unreadable for its library. Those
-// two are stored as pairs of their real type, one dimension longer: what torch.view_as_complex() turns back without a copy.
+// safetensors knows no complex32 and no complex128, and one unknown name makes a whole file unreadable for its library.
+// Those two are stored as pairs of their real type, one dimension longer: what torch.view_as_complex() turns back
+// without a copy.
 #pragma once
 
 #include <optional>

@@ -32,7 +32,8 @@ bool strides_fit(DType dtype, std::span<const std::int64_t> shape, std::span<con
     std::int64_t step = strides[i];
     if (step < 0 && __builtin_sub_overflow(std::int64_t{0}, step, &step)) return false;
     std::int64_t reach = 0;
-    if (__builtin_mul_overflow(step, shape[i] - 1, &reach) || __builtin_add_overflow(distance, reach, &distance)) return false;
+    if (__builtin_mul_overflow(step, shape[i] - 1, &reach) || __builtin_add_overflow(distance, reach, &distance))
+      return false;
   }
   return !__builtin_mul_overflow(distance, static_cast<std::int64_t>(item_bytes(dtype)), &distance);
 }

@@ -1,10 +1,10 @@
 #include "commit/attempt.hpp"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <set>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "base/json.hpp"
 
@@ -12,7 +12,12 @@ namespace slackwater {
 namespace {
 
 Attempt example() {
-  return {.number = 7, .run = "run", .run_name = "my \"run\"", .world = 2, .members = {"a", "b"}, .adopted = {{40, 5}, {41, 6}},
+  return {.number = 7,
+          .run = "run",
+          .run_name = "my \"run\"",
+          .world = 2,
+          .members = {"a", "b"},
+          .adopted = {{40, 5}, {41, 6}},
           .created_unix_ms = 1'700'000'000'000};
 }
 

@@ -1,10 +1,10 @@
 #include "commit/catalog.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
 #include <filesystem>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "store_fixture.hpp"
 
@@ -27,7 +27,8 @@ TEST_F(CatalogTest, AMissingDirectoryIsNotFoundAnEmptyOneIsEmpty) {
 TEST_F(CatalogTest, EntriesAreInOrderOfTheirSteps) {
   auto store = open_store();
   const Attempt attempt = claim(*store);
-  for (const std::uint64_t step : std::initializer_list<std::uint64_t>{3, 10'000'000'000, 1, 2}) commit(*store, attempt, step);
+  for (const std::uint64_t step : std::initializer_list<std::uint64_t>{3, 10'000'000'000, 1, 2})
+    commit(*store, attempt, step);
   EXPECT_EQ(counting(), "1.a1 2.a1 3.a1 10000000000.a1");
 }
 
@@ -39,7 +40,8 @@ TEST_F(CatalogTest, AZombiesLateManifestIsVoid) {
   ASSERT_TRUE(late.has_value());
   const Attempt attempt = claim(*store, {{40, 1}});
   commit(*store, attempt, 41);
-  write(path_of({41, 1}) + "/" + kManifestName, serialize(*late));  // a zombie that looked before the attempt was claimed
+  write(path_of({41, 1}) + "/" + kManifestName,
+        serialize(*late));  // a zombie that looked before the attempt was claimed
   EXPECT_EQ(counting(), "40.a1 41.a2");
   EXPECT_EQ(state_of({41, 1}), VersionState::kSuperseded);
 }

@@ -1,9 +1,9 @@
 // What VersionStore deletes, in which order, and what it never deletes.
-#include <gtest/gtest.h>
-
 #include <cerrno>
 #include <filesystem>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "store_fixture.hpp"
 
@@ -32,7 +32,8 @@ TEST_F(DeletionTest, TheDecisionGoesFirstAndForGood) {
   EXPECT_EQ(counting(), "1.a1");
   fs_.fail(FsCall::kSyncDirectory, EIO);
   EXPECT_FALSE(store->remove({1, 1}).has_value());
-  EXPECT_TRUE(exists(path_of({1, 1}) + "/" + data_file(0, 0)));  // the decision may come back after a power cut: so must the data
+  EXPECT_TRUE(exists(path_of({1, 1}) + "/" +
+                     data_file(0, 0)));  // the decision may come back after a power cut: so must the data
   ASSERT_TRUE(store->remove({1, 1}).has_value());
   EXPECT_FALSE(exists(path_of({1, 1})));
 }

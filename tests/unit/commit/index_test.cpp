@@ -1,8 +1,8 @@
 #include "commit/index.hpp"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "base/json.hpp"
 
@@ -14,7 +14,11 @@ std::vector<IndexEntry> example() {
       {"we\"ird\n", DType::kF32, {2, 3}, "", {{{0, 0}, {2, 3}, "rank-00000.safetensors", 4096, 24}}},
       {"scalar", DType::kC128, {}, "", {{{}, {}, "rank-00000-1.safetensors", 8192, 16}}},
       {"tied", DType::kF32, {2, 3}, "we\"ird\n", {}},
-      {"split", DType::kU8, {4, 2}, "", {{{0, 0}, {3, 2}, "rank-00000.safetensors", 5000, 6}, {{3, 0}, {1, 2}, "rank-00001.safetensors", 4096, 2}}},
+      {"split",
+       DType::kU8,
+       {4, 2},
+       "",
+       {{{0, 0}, {3, 2}, "rank-00000.safetensors", 5000, 6}, {{3, 0}, {1, 2}, "rank-00001.safetensors", 4096, 2}}},
       {"empty", DType::kU8, {0}, "", {{{0}, {0}, "rank-00000.safetensors", 4096, 0}}},
   };
 }
@@ -91,7 +95,8 @@ TEST(Index, ForgeriesUnderAGoodDigestAreRefused) {
   expect_corrupt(with_entry(good + R"(,"color":"red")"), "'color'");
   expect_corrupt(R"({"format":2,"anything":{"goes":[]}})", "format 2", ErrorKind::kUnsupported);
   expect_corrupt(R"({"files":[],"tensors":[])", "begin with its format");
-  expect_corrupt(R"({"format":1,"files":["f"],"tensors":[{"name":"t",)" + good + R"(},{"name":"t",)" + good + "}]", "'t' twice");
+  expect_corrupt(R"({"format":1,"files":["f"],"tensors":[{"name":"t",)" + good + R"(},{"name":"t",)" + good + "}]",
+                 "'t' twice");
 }
 
 }  // namespace

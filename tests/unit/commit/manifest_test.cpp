@@ -1,9 +1,9 @@
 #include "commit/manifest.hpp"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "base/json.hpp"
 
@@ -87,7 +87,8 @@ TEST(Manifest, NoCutTextIsAccepted) {
 
 TEST(Manifest, NewerFormatsAndFeaturesAreRefusedByName) {
   expect_error(forged([](Json& json) { json["format"] = 2; }), "format 2", ErrorKind::kUnsupported);
-  expect_error(forged([](Json& json) { json["required_features"] = {"delta-encoding"}; }), "'delta-encoding'", ErrorKind::kUnsupported);
+  expect_error(forged([](Json& json) { json["required_features"] = {"delta-encoding"}; }), "'delta-encoding'",
+               ErrorKind::kUnsupported);
   expect_error(forged([](Json& json) { json["required_features"] = {1}; }), "required_features");
 }
 

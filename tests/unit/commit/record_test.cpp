@@ -1,9 +1,9 @@
 #include "commit/record.hpp"
 
-#include <gtest/gtest.h>
-
 #include <functional>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "base/digest.hpp"
 #include "base/json.hpp"
@@ -73,7 +73,11 @@ TEST(Record, DigestsMustMatchTheSize) {
 
 TEST(Record, FieldsMustMakeSense) {
   expect_corrupt(forged([](Json& json) { json["files"] = Json::array(); }), "names no file");
-  expect_corrupt(forged([](Json& json) { json["files"][1]["name"] = json["files"][0]["name"]; json["files"][1]["size_bytes"] = 1; }), "twice");
+  expect_corrupt(forged([](Json& json) {
+                   json["files"][1]["name"] = json["files"][0]["name"];
+                   json["files"][1]["size_bytes"] = 1;
+                 }),
+                 "twice");
   expect_corrupt(forged([](Json& json) { json["rank"] = 2; }), "rank 2 in a world of 2");
   expect_corrupt(forged([](Json& json) { json["attempt"] = std::uint64_t{1} << 32; }), "'attempt'");
   expect_corrupt(forged([](Json& json) { json["step"] = -1; }), "'step'");

@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
-
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "commit/version_store.hpp"
 
@@ -42,7 +42,8 @@ TEST(Retention, PinnedVersionsStay) {
 
 TEST(Retention, TheNewestIsNeverAmongThem) {
   for (std::uint64_t keep = 0; keep < 6; ++keep) {
-    for (const std::uint64_t step : expired_steps(steps({3, 6, 9}), {.keep = keep, .keep_every = 4})) EXPECT_NE(step, 9u);
+    for (const std::uint64_t step : expired_steps(steps({3, 6, 9}), {.keep = keep, .keep_every = 4}))
+      EXPECT_NE(step, 9u);
   }
 }
 

@@ -1,8 +1,8 @@
 // A reader takes no lock: it must cope with a writer that commits and deletes under its eyes.
-#include <gtest/gtest.h>
-
 #include <atomic>
 #include <thread>
+
+#include <gtest/gtest.h>
 
 #include "store_fixture.hpp"
 

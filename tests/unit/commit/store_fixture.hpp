@@ -1,8 +1,6 @@
 // What the tests of VersionStore and Catalog share: a tier in a directory of its own, and versions written in one call.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +10,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "base/digest.hpp"
 #include "commit/version_store.hpp"
@@ -25,7 +25,9 @@ class StoreTest : public ::testing::Test {
  protected:
   [[nodiscard]] std::string root() const { return temp_ / "run"; }
   [[nodiscard]] std::string control() const { return root() + "/" + kControlDirectory; }
-  [[nodiscard]] std::string path_of(const VersionName& version) const { return root() + "/" + version_directory(version); }
+  [[nodiscard]] std::string path_of(const VersionName& version) const {
+    return root() + "/" + version_directory(version);
+  }
 
   std::unique_ptr<VersionStore> open_store() {
     auto store = VersionStore::open(fs_, clock_, root(), Log(sink()));
@@ -44,8 +46,10 @@ class StoreTest : public ::testing::Test {
     auto directory = store.make_version(step);
     if (!directory) return fail(directory.error());
     const std::string data = "data of step " + std::to_string(step);
-    if (auto written = write_durably(fs, *directory + "/" + data_file(0, 0), data); !written) return fail(written.error());
-    Record record{.run = attempt.run, .identity = {.step = step, .attempt = attempt.number, .rank = 0, .world = 1}, .files = {}};
+    if (auto written = write_durably(fs, *directory + "/" + data_file(0, 0), data); !written)
+      return fail(written.error());
+    Record record{
+        .run = attempt.run, .identity = {.step = step, .attempt = attempt.number, .rank = 0, .world = 1}, .files = {}};
     record.files.push_back({data_file(0, 0), data.size(), 1, {digest64(std::as_bytes(std::span(data)))}});
     const std::string index = serialize_index({});
     auto vote = store.promise(record, index);

@@ -1,10 +1,10 @@
 #include "commit/version_store.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cerrno>
 #include <filesystem>
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "store_fixture.hpp"
 #include "support/child_process.hpp"
@@ -15,7 +15,10 @@ namespace {
 using VersionStoreTest = StoreTest;
 
 TEST_F(VersionStoreTest, OpenMakesTheLastPartOfThePathOnly) {
-  { auto store = open_store(); EXPECT_TRUE(exists(control())); }
+  {
+    auto store = open_store();
+    EXPECT_TRUE(exists(control()));
+  }
   auto store = VersionStore::open(fs_, clock_, temp_ / "no/such/run", Log(sink()));
   ASSERT_FALSE(store.has_value());
   EXPECT_EQ(store.error().kind, ErrorKind::kNotFound);
@@ -206,9 +209,8 @@ TEST_F(VersionStoreTest, AFailedLastSyncIsDoubtAndNothingOlderIsDeleted) {
   EXPECT_EQ(counting(), "4.a1 5.a1");
 }
 
-TEST_F(VersionStoreTest, AChildOfAKilledRunDoesNotHoldTheDirectory) {
+TEST_F(VersionStoreTest, AForkedChildDoesNotReleaseTheLockOfItsParent) {
   auto store = open_store();
-  // The child disowns the lock at once; were it not so, the second open would be busy while the child lives.
   const int code = run_in_child([&] {
     store.reset();
     return 0;

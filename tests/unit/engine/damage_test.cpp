@@ -90,7 +90,8 @@ TEST_F(DamageTest, ADamagedManifestFallsBack) {
 }
 
 TEST_F(DamageTest, FilesExchangedBetweenStepsFallBack) {
-  fs::copy_file(file("rank-00000.safetensors", 1), file("rank-00000.safetensors", 2), fs::copy_options::overwrite_existing);
+  fs::copy_file(file("rank-00000.safetensors", 1), file("rank-00000.safetensors", 2),
+                fs::copy_options::overwrite_existing);
   expect_fallback("rank-00000.safetensors");
 }
 
@@ -122,7 +123,8 @@ TEST_F(DamageTest, NothingGoodLeftIsAnErrorAndNotAFreshStart) {
   Reader reader;
   auto restored = engine.restore({}, reader.plan());
   ASSERT_FALSE(restored);
-  EXPECT_NE(restored.error().message.find("no checkpoint could be restored"), std::string::npos) << restored.error().message;
+  EXPECT_NE(restored.error().message.find("no checkpoint could be restored"), std::string::npos)
+      << restored.error().message;
 }
 
 TEST_F(DamageTest, SavingGoesOnFromTheVersionThatWasRestored) {

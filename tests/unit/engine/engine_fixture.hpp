@@ -1,8 +1,6 @@
 // What the engine's tests share: a directory of one's own, states made of random bytes, and the bytes read back.
 #pragma once
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -10,6 +8,8 @@
 #include <random>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "slackwater/engine.hpp"
 #include "support/temp_dir.hpp"
@@ -40,8 +40,8 @@ class Model {
     State state;
     for (const std::string& name : names_) {
       const Bytes& bytes = tensors_.at(name);
-      state.tensors.push_back(
-          Tensor{.name = name, .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(bytes.size())}, .data = bytes.data()});
+      state.tensors.push_back(Tensor{
+          .name = name, .dtype = DType::kU8, .shape = {static_cast<std::int64_t>(bytes.size())}, .data = bytes.data()});
     }
     state.tree = R"({"kind":"test"})";
     return state;

@@ -1,6 +1,6 @@
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 #include "layout/stream_layout.hpp"
 
@@ -24,12 +24,9 @@ void expect_misuse(const State& state, std::string_view words) {
 
 TEST(CheckState, OrdinaryStatesPass) {
   State state;
-  state.tensors = {{"w", DType::kF32, {4, 4}, {4, 1}, memory},
-                   {"transposed", DType::kF32, {4, 4}, {1, 4}, memory},
-                   {"flipped", DType::kF32, {4}, {-1}, memory + 8},
-                   {"scalar", DType::kF64, {}, {}, memory},
-                   {"empty", DType::kF64, {0, 3}, {}, nullptr},
-                   {"h\xc3\xa9", DType::kU8, {1}, {}, memory}};
+  state.tensors = {{"w", DType::kF32, {4, 4}, {4, 1}, memory},      {"transposed", DType::kF32, {4, 4}, {1, 4}, memory},
+                   {"flipped", DType::kF32, {4}, {-1}, memory + 8}, {"scalar", DType::kF64, {}, {}, memory},
+                   {"empty", DType::kF64, {0, 3}, {}, nullptr},     {"h\xc3\xa9", DType::kU8, {1}, {}, memory}};
   state.metadata = {{"note", "\xe2\x82\xac"}};
   EXPECT_TRUE(check_state(state).has_value());
   EXPECT_TRUE(check_state(State{}).has_value());
@@ -41,7 +38,9 @@ TEST(CheckState, NamesMustBeUsable) {
   expect_misuse(one({kTreeTensorName, DType::kU8, {1}, {}, memory}), "reserved");
   expect_misuse(one({"\xff", DType::kU8, {1}, {}, memory}), "UTF-8");
   State twice;
-  twice.tensors = {{"same", DType::kU8, {1}, {}, memory}, {"other", DType::kU8, {1}, {}, memory}, {"same", DType::kF32, {1}, {}, memory}};
+  twice.tensors = {{"same", DType::kU8, {1}, {}, memory},
+                   {"other", DType::kU8, {1}, {}, memory},
+                   {"same", DType::kF32, {1}, {}, memory}};
   expect_misuse(twice, "two tensors are named 'same'");
 }
 
@@ -52,7 +51,8 @@ TEST(CheckState, ShapesMustMakeSense) {
   expect_misuse(one({"w", DType::kU8, {3}, {std::int64_t{1} << 62}, memory}), "beyond the address space");
   expect_misuse(one({"w", DType::kF32, {2}, {}, nullptr}), "null pointer");
   State large;
-  for (int i = 0; i < 5; ++i) large.tensors.push_back({"w" + std::to_string(i), DType::kU8, {std::int64_t{1} << 60}, {}, memory});
+  for (int i = 0; i < 5; ++i)
+    large.tensors.push_back({"w" + std::to_string(i), DType::kU8, {std::int64_t{1} << 60}, {}, memory});
   expect_misuse(large, "the state is larger than 2^62 bytes");
 }
 

@@ -1,10 +1,10 @@
 #include "layout/json_reader.hpp"
 
-#include <gtest/gtest.h>
-
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {
@@ -38,8 +38,8 @@ TEST(JsonReader, Strings) {
 }
 
 TEST(JsonReader, WrongStringsAreRefused) {
-  for (const char* json : {"\"", "\"a", "\"\\", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\ud800x\"", "\"\\ud800\\u0041\"",
-                           "\"\\udc00\"", "\"a\nb\"", "\"\xff\"", "\"a\" x", "a", ""}) {
+  for (const char* json : {"\"", "\"a", "\"\\", "\"\\x\"", "\"\\u12\"", "\"\\u12g4\"", "\"\\ud800\"", "\"\\ud800x\"",
+                           "\"\\ud800\\u0041\"", "\"\\udc00\"", "\"a\nb\"", "\"\xff\"", "\"a\" x", "a", ""}) {
     EXPECT_FALSE(one_string(json).has_value()) << json;
   }
 }

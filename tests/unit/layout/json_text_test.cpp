@@ -1,9 +1,9 @@
 #include "layout/json_text.hpp"
 
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 namespace slackwater {
 namespace {
@@ -41,14 +41,14 @@ TEST(JsonText, Utf8IsToldFromWhatOnlyLooksLikeIt) {
   EXPECT_TRUE(is_utf8("plain ascii, longer than one word"));
   EXPECT_TRUE(is_utf8("12345678\xc3\xa9"));
   EXPECT_TRUE(is_utf8("\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"));
-  EXPECT_FALSE(is_utf8("\xc3"));                  // cut
-  EXPECT_FALSE(is_utf8("12345678\xc3"));          // cut after a whole word
-  EXPECT_FALSE(is_utf8("\x80"));                  // continuation alone
-  EXPECT_FALSE(is_utf8("\xc0\xaf"));              // overlong '/'
-  EXPECT_FALSE(is_utf8("\xe0\x80\xaf"));          // overlong
-  EXPECT_FALSE(is_utf8("\xed\xa0\x80"));          // surrogate
-  EXPECT_FALSE(is_utf8("\xf4\x90\x80\x80"));      // beyond U+10FFFF
-  EXPECT_FALSE(is_utf8("\xf0\x80\x80\xaf"));      // overlong
+  EXPECT_FALSE(is_utf8("\xc3"));              // cut
+  EXPECT_FALSE(is_utf8("12345678\xc3"));      // cut after a whole word
+  EXPECT_FALSE(is_utf8("\x80"));              // continuation alone
+  EXPECT_FALSE(is_utf8("\xc0\xaf"));          // overlong '/'
+  EXPECT_FALSE(is_utf8("\xe0\x80\xaf"));      // overlong
+  EXPECT_FALSE(is_utf8("\xed\xa0\x80"));      // surrogate
+  EXPECT_FALSE(is_utf8("\xf4\x90\x80\x80"));  // beyond U+10FFFF
+  EXPECT_FALSE(is_utf8("\xf0\x80\x80\xaf"));  // overlong
   EXPECT_FALSE(is_utf8("\xff"));
 }
 

@@ -1,9 +1,9 @@
 #include "layout/name_table.hpp"
 
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {

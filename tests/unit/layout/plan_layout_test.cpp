@@ -1,10 +1,10 @@
-#include <gtest/gtest.h>
-
 #include <array>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "layout/safetensors_header.hpp"
 #include "layout/stream_layout.hpp"
@@ -68,7 +68,7 @@ TEST(PlanLayout, EveryDTypeComesBackAlignedAndWithItsShape) {
 
 TEST(PlanLayout, LargerItemsComeFirstElseTheOrderGiven) {
   State state;
-  state.tensors = {{"b1", DType::kU8, {1}, {}, memory.data()},      {"d1", DType::kF64, {1}, {}, memory.data() + 8},
+  state.tensors = {{"b1", DType::kU8, {1}, {}, memory.data()},        {"d1", DType::kF64, {1}, {}, memory.data() + 8},
                    {"h1", DType::kBF16, {1}, {}, memory.data() + 16}, {"d2", DType::kI64, {1}, {}, memory.data() + 24},
                    {"b2", DType::kBool, {1}, {}, memory.data() + 32}, {"h2", DType::kF16, {1}, {}, memory.data() + 40}};
   std::string order;
@@ -122,7 +122,7 @@ TEST(PlanLayout, TiedTensorsAreStoredOnceUnderTheFirstName) {
   State state;
   char* data = memory.data();
   state.tensors = {{"embed", DType::kF32, {4, 2}, {}, data},
-                   {"head", DType::kF32, {4, 2}, {2, 1}, data},      // contiguous either way
+                   {"head", DType::kF32, {4, 2}, {2, 1}, data},        // contiguous either way
                    {"transposed", DType::kF32, {4, 2}, {1, 4}, data},  // other strides
                    {"bits", DType::kI32, {4, 2}, {}, data},            // other dtype
                    {"flat", DType::kF32, {8}, {}, data},               // other shape
@@ -145,7 +145,8 @@ TEST(PlanLayout, TiedTensorsAreStoredOnceUnderTheFirstName) {
 
 TEST(PlanLayout, ManyViewsOfOnePointerAreStoredEach) {
   State state;
-  for (int i = 1; i <= 3000; ++i) state.tensors.push_back({"v" + std::to_string(i), DType::kU8, {i}, {}, memory.data()});
+  for (int i = 1; i <= 3000; ++i)
+    state.tensors.push_back({"v" + std::to_string(i), DType::kU8, {i}, {}, memory.data()});
   EXPECT_EQ(planned(state).stored.size(), 3000u);
 }
 
@@ -182,7 +183,8 @@ TEST(PlanLayout, AHeaderAboveTheLimitIsSplitIntoParts) {
 
 TEST(PlanLayout, ALargeTreeBecomesATensorOfTheFirstPart) {
   State state;
-  for (int i = 0; i < 200; ++i) state.tensors.push_back({"tensor.number." + std::to_string(i), DType::kF32, {1}, {}, memory.data() + 8 * i});
+  for (int i = 0; i < 200; ++i)
+    state.tensors.push_back({"tensor.number." + std::to_string(i), DType::kF32, {1}, {}, memory.data() + 8 * i});
   state.tree = std::string(kMaxInlineTreeBytes + 1, 't');
   const SnapshotLayout layout = planned(state, 2 * 4096);
   ASSERT_GT(layout.parts.size(), 1u);

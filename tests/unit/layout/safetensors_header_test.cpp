@@ -1,8 +1,8 @@
 #include "layout/safetensors_header.hpp"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {
@@ -11,7 +11,8 @@ Result<ParsedHeader> parse(const std::string& json, std::uint64_t data_bytes) {
   return parse_header(json, 8 + json.size() + data_bytes, "file.safetensors");
 }
 
-void expect_error(const std::string& json, std::uint64_t data_bytes, std::string_view words, ErrorKind kind = ErrorKind::kCorrupt) {
+void expect_error(const std::string& json, std::uint64_t data_bytes, std::string_view words,
+                  ErrorKind kind = ErrorKind::kCorrupt) {
   const auto header = parse(json, data_bytes);
   ASSERT_FALSE(header.has_value()) << json;
   EXPECT_EQ(header.error().kind, kind) << json;
@@ -33,7 +34,8 @@ std::string ours(const std::string& more_metadata, const std::string& tensors) {
 
 TEST(HeaderBytes, LengthIsBoundedByTheFileAndByTheFormat) {
   EXPECT_EQ(header_bytes(word(100), 108, "f"), 100u);
-  for (const std::uint64_t claimed : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{101}, std::uint64_t{1} << 60, UINT64_MAX}) {
+  for (const std::uint64_t claimed :
+       {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{101}, std::uint64_t{1} << 60, UINT64_MAX}) {
     const auto length = header_bytes(word(claimed), 108, "f");
     ASSERT_FALSE(length.has_value()) << claimed;
     EXPECT_EQ(length.error().kind, ErrorKind::kCorrupt);
@@ -72,7 +74,8 @@ TEST(ParseHeader, DamageIsNamedWithTheTensor) {
   expect_error(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[0,9]}})", 8, "places tensor 't' at bytes 0 to 9");
   expect_error(R"({"t":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", 8, "places tensor 't'");
   expect_error(R"({"t":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8, "gives tensor 't' 8 bytes");
-  expect_error(R"({"t":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", 0, "gives tensor 't' 0 bytes");
+  expect_error(R"({"t":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", 0,
+               "gives tensor 't' 0 bytes");
   expect_error(R"({"t":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "whole number");
   expect_error(R"({"t":{"dtype":"F32","shape":[[[[2]]]],"data_offsets":[0,8]}})", 8, "whole number");
   expect_error(R"({"t":{"dtype":"F32","shape":[18446744073709551616],"data_offsets":[0,8]}})", 8, "2^64");
@@ -81,8 +84,10 @@ TEST(ParseHeader, DamageIsNamedWithTheTensor) {
 
 TEST(ParseHeader, HolesAndOverlapsAreFound) {
   const std::string a = R"("a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
-  expect_error("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}})", 9, "leaves a hole before tensor 'b'");
-  expect_error("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})", 7, "has an overlap with tensor 'b'");
+  expect_error("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}})", 9,
+               "leaves a hole before tensor 'b'");
+  expect_error("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}})", 7,
+               "has an overlap with tensor 'b'");
   expect_error("{" + a + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", 4, "overlap");
   expect_error("{" + a + "}", 5, "describes 4 bytes of data, the file has 5");
   expect_error(R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})", 2, "hole");
@@ -105,8 +110,10 @@ TEST(ParseHeader, OurMetadataMustBeWhole) {
   EXPECT_TRUE(parse(ours("", ""), 0).has_value());
   expect_error(R"({"__metadata__":{"slackwater":"1","step":"5","attempt":"1","rank":"0"}})", 0, "'world'");
   expect_error(R"({"__metadata__":{"slackwater":"1","step":"-5","attempt":"1","rank":"0","world":"1"}})", 0, "'step'");
-  expect_error(R"({"__metadata__":{"slackwater":"1","step":"5","attempt":"4294967296","rank":"0","world":"1"}})", 0, "'attempt'");
-  expect_error(R"({"__metadata__":{"slackwater":"1","step":"5","attempt":"1","rank":"1","world":"1"}})", 0, "rank 1 of a world of 1");
+  expect_error(R"({"__metadata__":{"slackwater":"1","step":"5","attempt":"4294967296","rank":"0","world":"1"}})", 0,
+               "'attempt'");
+  expect_error(R"({"__metadata__":{"slackwater":"1","step":"5","attempt":"1","rank":"1","world":"1"}})", 0,
+               "rank 1 of a world of 1");
   expect_error(ours(R"(,"metadata":"[]")", ""), 0, "wrong metadata 'metadata'");
 }
 
@@ -124,12 +131,15 @@ TEST(ParseHeader, AliasesAndDtypesMustSpeakOfWhatIsThere) {
 }
 
 TEST(ParseHeader, ACutHeaderNeverParses) {
-  const std::string json = ours(R"(,"aliases":"{\"u\":\"t\"}")", R"(,"t":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]})");
-  for (std::size_t length = 0; length < json.size(); ++length) EXPECT_FALSE(parse(json.substr(0, length), 16).has_value()) << length;
+  const std::string json =
+      ours(R"(,"aliases":"{\"u\":\"t\"}")", R"(,"t":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]})");
+  for (std::size_t length = 0; length < json.size(); ++length)
+    EXPECT_FALSE(parse(json.substr(0, length), 16).has_value()) << length;
 }
 
 TEST(ParseHeader, NoChangedByteIsFollowedOutOfBounds) {
-  const std::string json = ours(R"(,"aliases":"{\"u\":\"t\"}")", R"(,"t":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]})");
+  const std::string json =
+      ours(R"(,"aliases":"{\"u\":\"t\"}")", R"(,"t":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]})");
   for (std::size_t at = 0; at < json.size(); ++at) {
     for (const char c : {'\0', '"', '\\', '{', '}', '9', '\xff'}) {
       std::string changed = json;

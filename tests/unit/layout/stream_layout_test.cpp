@@ -1,9 +1,9 @@
 #include "layout/stream_layout.hpp"
 
-#include <gtest/gtest.h>
-
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {
@@ -22,7 +22,8 @@ std::string assemble(const StreamLayout& layout, const std::vector<std::string>&
     layout.window_pieces(window, slab, pieces);
     for (const WindowPiece& piece : pieces) {
       EXPECT_GT(piece.size_bytes, 0u);
-      bytes.replace(piece.window_offset, piece.size_bytes, contents[piece.tensor].substr(piece.tensor_begin, piece.size_bytes));
+      bytes.replace(piece.window_offset, piece.size_bytes,
+                    contents[piece.tensor].substr(piece.tensor_begin, piece.size_bytes));
     }
     file += bytes;
   }
@@ -40,7 +41,8 @@ TEST(StreamLayout, WindowsOfAnySizeAssembleToTheSameFile) {
   }
   const StreamLayout layout("f", header, extents);
   ASSERT_EQ(layout.size_bytes(), expected.size());
-  for (std::uint64_t slab = 1; slab <= expected.size() + 1; ++slab) ASSERT_EQ(assemble(layout, contents, slab), expected) << slab;
+  for (std::uint64_t slab = 1; slab <= expected.size() + 1; ++slab)
+    ASSERT_EQ(assemble(layout, contents, slab), expected) << slab;
 }
 
 TEST(StreamLayout, AHeaderAloneIsAFile) {

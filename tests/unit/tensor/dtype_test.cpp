@@ -1,9 +1,9 @@
 #include "tensor/dtype.hpp"
 
-#include <gtest/gtest.h>
-
 #include <set>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {

@@ -1,9 +1,9 @@
 #include "tensor/shape.hpp"
 
-#include <gtest/gtest.h>
-
 #include <cstdint>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace slackwater {
 namespace {
