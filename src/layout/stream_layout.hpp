@@ -47,10 +47,8 @@ class StreamLayout {
  public:
   StreamLayout(std::string file_name, std::string header, std::vector<Extent> extents);
 
-  [[nodiscard]] const std::string& file_name() const { return file_name_; }  // "rank-00000.safetensors"
-  [[nodiscard]] const std::string& header() const {
-    return header_;
-  }  // length word, JSON, padding: the first bytes of the file
+  [[nodiscard]] const std::string& file_name() const { return file_name_; }   // "rank-00000.safetensors"
+  [[nodiscard]] const std::string& header() const { return header_; }         // length word, JSON, padding
   [[nodiscard]] std::span<const Extent> extents() const { return extents_; }  // by offset; empty tensors included
   [[nodiscard]] std::uint64_t size_bytes() const { return size_bytes_; }      // exact
   [[nodiscard]] std::uint64_t window_count(std::uint64_t slab_bytes) const;

@@ -2,6 +2,8 @@
 // Anything that goes wrong is an exception, which fails the test. Not thread-safe.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <random>
@@ -41,7 +43,10 @@ struct OwnedTensor {
     for (const std::int64_t extent : shape) size *= static_cast<std::uint64_t>(extent);
     std::vector<std::byte> bytes(size);
     std::mt19937_64 generator(seed * 7919 + std::hash<std::string>{}(name));
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(generator());
+    for (std::uint64_t at = 0; at < size; at += sizeof(std::uint64_t)) {
+      const std::uint64_t word = generator();
+      std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(sizeof word, size - at));
+    }
     return {std::move(name), dtype, std::move(shape), std::move(bytes)};
   }
   [[nodiscard]] Tensor view() const { return {.name = name, .dtype = dtype, .shape = shape, .data = bytes.data()}; }

@@ -8,7 +8,7 @@
 
 // The hung-disk tests leave threads behind on purpose, as close() does then.
 extern "C" const char* __tsan_default_options();
-extern "C" const char* __tsan_default_options() { return "report_thread_leaks=0"; }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() { return "report_thread_leaks=0"; }
 
 namespace slackwater::test {
 namespace {

@@ -1,7 +1,9 @@
 #include "restore/block_reader.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -30,10 +32,10 @@ class BlockReaderTest : public testing::Test {
   // A file of pseudo-random bytes, known to the reader under the next number.
   void add_file(std::uint64_t size_bytes) {
     std::string bytes(size_bytes, '\0');
-    std::uint64_t state = size_bytes + contents_.size();
-    for (char& byte : bytes) {
-      state = state * 6364136223846793005u + 1442695040888963407u;
-      byte = static_cast<char>(state >> 56);
+    std::uint64_t word = size_bytes + contents_.size();
+    for (std::uint64_t at = 0; at < size_bytes; at += sizeof word) {
+      word = word * 6364136223846793005u + 1442695040888963407u;
+      std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(sizeof word, size_bytes - at));
     }
     std::vector<std::uint64_t> digests;
     for (std::uint64_t at = 0; at < size_bytes; at += kBlockBytes)
@@ -121,7 +123,7 @@ TEST_F(BlockReaderTest, HandsOverEveryByteOfSeveralFilesOnce) {
 }
 
 TEST_F(BlockReaderTest, GetsThroughWithAPoolOfTwoSlabsAndMoreThreadsThanSlabs) {
-  add_file(24 * kMiB + 3);
+  add_file(12 * kMiB + 3);
   ASSERT_TRUE(run(2, {.place_threads = 4}));
   EXPECT_EQ(verified_bytes_, total_bytes());
   EXPECT_FALSE(wrong_bytes_);
@@ -154,7 +156,7 @@ TEST_F(BlockReaderTest, NamesEachDamagedBlockAndVerifiesTheRest) {
 }
 
 TEST_F(BlockReaderTest, EndsWithTheErrorOfTheFirstBadBlockWhenToldTo) {
-  add_file(40 * kMiB);
+  add_file(16 * kMiB);
   std::string damaged = contents_[0];
   for (std::uint64_t at = 0; at < damaged.size(); at += kMiB) damaged[at] = static_cast<char>(damaged[at] ^ 1);
   store(0, damaged);
@@ -186,7 +188,7 @@ TEST_F(BlockReaderTest, ReportsAFileThatCannotBeOpenedOnceAndReadsTheOthers) {
 }
 
 TEST_F(BlockReaderTest, GoesOnBufferedWhenDirectReadsAreRefusedAndSaysSoOnce) {
-  add_file(16 * kMiB + 5);
+  add_file(10 * kMiB + 5);
   add_file(2 * kMiB);
   const auto probe = real_->open(paths_[0], OpenMode::kRead, true);
   ASSERT_TRUE(probe);
@@ -212,7 +214,7 @@ TEST_F(BlockReaderTest, LooksAtEachBlockAloneAfterAFailedRead) {
 }
 
 TEST_F(BlockReaderTest, WorksWithoutRegisteredBuffers) {
-  add_file(24 * kMiB);
+  add_file(12 * kMiB);
   fs_.fail(FsCall::kRegisterBuffer, ENOMEM, {.times = test::kAlways});
   ASSERT_TRUE(run(2));
   EXPECT_EQ(verified_bytes_, total_bytes());
@@ -221,7 +223,7 @@ TEST_F(BlockReaderTest, WorksWithoutRegisteredBuffers) {
 }
 
 TEST_F(BlockReaderTest, StopsWithTheErrorOfThePlacer) {
-  add_file(24 * kMiB);
+  add_file(12 * kMiB);
   place_result_ = fail(ErrorKind::kInternal, "no place");
   const Status status = run(2);
   ASSERT_FALSE(status);

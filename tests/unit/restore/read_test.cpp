@@ -43,7 +43,7 @@ class ReadTest : public testing::Test {
 
 TEST_F(ReadTest, GivesBackEveryTensorBitByBit) {
   std::vector<OwnedTensor> tensors;
-  tensors.push_back(OwnedTensor::random("large", DType::kF32, {3, kMiB + 5}));
+  tensors.push_back(OwnedTensor::random("large", DType::kF32, {3, kMiB / 3 + 5}));
   for (int i = 0; i < 300; ++i)
     tensors.push_back(OwnedTensor::random("small." + std::to_string(i), DType::kBF16, {i % 7, 100 + i}));
   tensors.push_back(OwnedTensor::random("scalar", DType::kI64, {}));
@@ -107,7 +107,7 @@ TEST_F(ReadTest, ServesTiedTensorsAndSeveralTargetsOfOneTensor) {
 }
 
 TEST_F(ReadTest, ReadsOnlyTheBlocksThatAreNeeded) {
-  const std::vector<OwnedTensor> tensors{OwnedTensor::random("a", DType::kU8, {20 * kMiB}),
+  const std::vector<OwnedTensor> tensors{OwnedTensor::random("a", DType::kU8, {6 * kMiB}),
                                          OwnedTensor::random("b", DType::kU8, {10})};
   write(test::state_of(tensors));
   const std::unique_ptr<FileSystem> real = make_posix_file_system();
@@ -121,7 +121,7 @@ TEST_F(ReadTest, ReadsOnlyTheBlocksThatAreNeeded) {
 }
 
 TEST_F(ReadTest, WorksInALentPoolOfTwoSlabsAndGivesItBack) {
-  const OwnedTensor tensor = OwnedTensor::random("w", DType::kU8, {17 * kMiB + 3});
+  const OwnedTensor tensor = OwnedTensor::random("w", DType::kU8, {6 * kMiB + 3});
   write(test::state_of({tensor}));
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const std::unique_ptr<Pool> pool = must(Pool::create(1u << 20, 2));
