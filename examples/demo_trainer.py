@@ -43,8 +43,8 @@ def make_deterministic() -> None:
 def new_state() -> dict:
     batches = Batches()
     model = GPT(batches.vocabulary)
-    optim = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    warmup = torch.optim.lr_scheduler.LambdaLR(optim, lambda step: min(1.0, (step + 1) / 20))
+    optim = torch.optim.AdamW(model.parameters(), lr=1.5e-3)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optim, lambda step: min(1.0, (step + 1) / 10))
     return {"model": model, "optim": optim, "schedule": warmup, "batches": batches, "rng": sw.Rng()}
 
 

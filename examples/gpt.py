@@ -69,7 +69,7 @@ class GPT(nn.Module):
 class Batches:
     """Endless batches of (tokens, targets) from random places of the text, one token a character."""
 
-    def __init__(self, *, batch: int = 8, context: int = 128, seed: int = 0):
+    def __init__(self, *, batch: int = 6, context: int = 128, seed: int = 0):
         text = TEXT.read_text(encoding="ascii")
         alphabet = {character: token for token, character in enumerate(sorted(set(text)))}
         self.vocabulary = len(alphabet)

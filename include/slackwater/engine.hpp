@@ -68,6 +68,8 @@ class Snapshot {
   void seal(std::optional<std::string> torn_tensor = {});
 
   [[nodiscard]] std::optional<Error> error() const;
+  // The tensor that was found changed before the fence, if that is what it failed with.
+  [[nodiscard]] std::optional<std::string> torn_tensor() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
 

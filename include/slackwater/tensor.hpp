@@ -38,7 +38,9 @@ struct Tensor {
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous (row major)
   const void* data = nullptr;
   int device = kHostDevice;
-  bool at_once = false;  // volatile: copy inside save(), do not wait for the pipeline
+  // Volatile: it may change right after save(), so it is copied inside. At most 64 MiB of a state; beyond that, save()
+  // waits until the copies of the whole snapshot are done.
+  bool at_once = false;
 };
 
 // What a rank hands over for one step.

@@ -105,7 +105,7 @@ class PyEngine {
     return PySnapshot(std::move(*snapshot));
   }
 
-  // An exception of `plan` ends the restore and is raised as it is.
+  // An exception of `plan` ends the restore and is raised as it is; checkpointer.py adds what it means for the state.
   nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan) {
     std::optional<nb::python_error> raised;
     const auto ask = [&](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {

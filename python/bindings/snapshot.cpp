@@ -87,6 +87,9 @@ void bind_snapshot(nb::module_& module) {
             return error ? to_exception(*error) : nb::object(nb::none());
           },
           nb::sig("def error(self) -> Exception | None"), "The exception this snapshot failed with, or None.")
+      .def(
+          "torn_tensor", [](PySnapshot& self) { return self.get().torn_tensor(); },
+          "The tensor that was found changed before the fence, or None.")
       .def("progress", [](PySnapshot& self) { return self.get().progress(); })
       .def("stats", [](PySnapshot& self) { return self.get().stats(); });
 }

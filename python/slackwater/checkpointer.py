@@ -6,11 +6,20 @@ import logging
 import operator
 import os
 import weakref
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
-from . import _core
-from .errors import DamagedError, UsageError
+from . import _core, lifecycle
+from .errors import (
+    DamagedError,
+    Error,
+    InDoubtError,
+    NoSpaceError,
+    NotFoundError,
+    PermissionDeniedError,
+    StorageError,
+    UsageError,
+)
 from .names import Pattern
 from .placement import Placement
 from .reader import read_copies
@@ -18,6 +27,66 @@ from .session import Session
 from .snapshot import Level, Snapshot
 
 logger = logging.getLogger("slackwater")
+
+_UNDEFINED = "the state was partly overwritten and is undefined"
+
+
+class _Restore:
+    """One restore(). The engine passes over what it finds damaged; tensors that are read aside may add to that."""
+
+    def __init__(self, session: Session, path: str, plan: Callable[[_core.Contents], Placement]) -> None:
+        self.touched = False  # whether the given state may have been written to
+        self._session = session
+        self._path = path
+        self._plan = plan
+        self._placement: Placement | None = None
+        self._refusal: BaseException | None = None  # of the plan: ends the restore, even where it looks like damage
+
+    def run(self, wanted: int | None, *, fallback: bool) -> int | None:
+        session = self._session
+        damaged: list[str] = []
+        while True:
+            step = wanted  # of the version in hand
+            try:
+                restored = session.engine.restore(wanted, self._targets)
+                if restored is None:
+                    return None
+                step = restored[0].step
+                assert self._placement is not None
+                self.touched = self.touched or bool(self._placement.copies)
+                read_copies(self._path, step, self._placement)
+                break
+            except Error as error:
+                if not fallback or step is None or self._refusal is not None or not _is_damage(error):
+                    raise
+                damaged.append(f"step {step}: {error}")
+                older = [version.step for version in session.engine.versions() if version.step < step]
+                if not older:
+                    raise DamagedError("no checkpoint could be restored:\n  " + "\n  ".join(damaged)) from error
+                wanted = older[-1]
+                logger.error("step %d is damaged and is passed over for step %d: %s", step, wanted, error)
+            finally:
+                session.drain_log()
+        self.touched = True
+        self._placement.finish()
+        return step
+
+    def _targets(self, contents: _core.Contents) -> list[Any]:
+        try:
+            self._placement = self._plan(contents)
+            targets = self._placement.targets()
+        except BaseException as error:
+            self._refusal = error
+            raise
+        self.touched = self.touched or bool(targets)
+        return targets
+
+
+def _is_damage(error: Error) -> bool:
+    """What the engine passes over, too: another try, or another setting, would not help."""
+    if isinstance(error, (InDoubtError, NoSpaceError, PermissionDeniedError)):
+        return False
+    return isinstance(error, (DamagedError, StorageError, NotFoundError))
 
 
 class Checkpointer:
@@ -81,8 +150,8 @@ class Checkpointer:
             raise_errors=on_error == "raise",
             stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
         )
-        self._finalizer = weakref.finalize(self, self._session.close_quietly, None)
-        self._finalizer.atexit = False  # lifecycle.py does that, with a time limit
+        self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
+        self._finalizer.atexit = False  # lifecycle.py does that
 
     def save(
         self, step: int, state: Mapping[Any, Any], *, metadata: Mapping[str, str] | None = None
@@ -122,37 +191,20 @@ class Checkpointer:
             raise UsageError(f"the state is a {type(state).__name__}; give the dict that is given to save()")
         wanted = None if step is None else _whole("step", step, least=0)
         selected = Pattern(only, exclude)
-        session.settle_all()
-        while True:
-            plans: list[Placement] = []
-
-            def plan(contents: _core.Contents, plans: list[Placement] = plans) -> list[Any]:
-                plans.append(
-                    Placement(
-                        state, contents, strict=strict, cast=cast, selected=selected, allow_pickle=self._allow_pickle
-                    )
-                )
-                return plans[-1].targets()
-
-            try:
-                restored = session.engine.restore(wanted, plan)
-            finally:
-                session.drain_log()
-            if restored is None:
-                return None
-            version, _ = restored
-            placement = plans[-1]
-            try:
-                read_copies(self.path, version.step, placement)
-            except DamagedError as error:
-                older = [v.step for v in session.engine.versions() if v.step < version.step]
-                if step is not None or not self._fallback or not older:
-                    raise
-                logger.warning("%s; step %d is used instead", error, older[-1])
-                wanted = older[-1]
-                continue
-            placement.finish()
-            return version.step
+        session.fence()
+        restore = _Restore(
+            session,
+            self.path,
+            lambda contents: Placement(
+                state, contents, strict=strict, cast=cast, selected=selected, allow_pickle=self._allow_pickle
+            ),
+        )
+        try:
+            return restore.run(wanted, fallback=self._fallback and wanted is None)
+        except BaseException as error:
+            if restore.touched and _UNDEFINED not in str(error):  # the engine says it of its own errors
+                error.add_note(f"slackwater: {_UNDEFINED}")
+            raise
 
     def fence(self) -> None:
         """Return when the tensors of everything in flight may be written again. Any thread may call it."""

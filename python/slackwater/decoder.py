@@ -235,7 +235,15 @@ def decode(node: Node, tensor: Callable[[str, bool], Any], allow_pickle: bool = 
     """The whole value; whatever is malformed is a DamagedError."""
     try:
         return Decoder(tensor, allow_pickle).decode(node)
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+        struct.error,
+    ) as error:
         if isinstance(error, Error):
             raise
         raise DamagedError(f"the tree of the checkpoint holds a malformed value: {error}") from error

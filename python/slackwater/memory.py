@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from . import _core
 
 SIZES: dict[str, int] = _core.dtypes()  # bytes of one element, by dtype name
 HOST = -1
+AT_ONCE_BYTES = 64 << 20  # the engine's room for early copies: beyond it save() would wait for the pipeline
+EARLY_COPY_ALIGNMENT = 64
 SMALL_BYTES = 4096  # tensors up to this size are captured at once, unless they are known to stand still
 
 
@@ -23,6 +26,10 @@ class Memory(NamedTuple):
 
     def target(self, name: str) -> tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]:
         return name, self.dtype, self.shape, self.strides, self.address, self.device
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * SIZES[self.dtype]
 
     @property
     def overlaps_itself(self) -> bool:

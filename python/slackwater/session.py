@@ -41,6 +41,7 @@ class Session:
         self._draining = threading.Lock()
         self._stopping = False
         self._keeper: threading.Thread | None = None
+        self._warned_of_keeper = False
         lifecycle.register(self)
         self.drain_log()
 
@@ -49,6 +50,8 @@ class Session:
     def save(self, step: int, state: Any, metadata: dict[str, str]) -> Snapshot | None:
         self.check_open()
         self._forget_finished()
+        if self._keeper is None:
+            self.fence()  # no one else settles what is in flight, and the engine may wait for it
         start = time.perf_counter()
         capture = self._capturer.capture(state)
         flatten_seconds = time.perf_counter() - start - capture.user_seconds
@@ -73,7 +76,10 @@ class Session:
         for snapshot in self._in_flight:
             if not snapshot._finished:
                 remaining.append(snapshot)
-            elif failed is None:
+                continue
+            if (torn := snapshot._core.torn_tensor()) is not None:  # found by the engine or by us: both know it now
+                self._capturer.torn_names.add(torn)
+            if failed is None:
                 failed = snapshot.error
         self._in_flight = remaining
         if failed is not None and self._raise_errors:
@@ -177,8 +183,19 @@ class Session:
 
     def _wake_keeper(self) -> None:
         if self._keeper is None:
-            self._keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
-            self._keeper.start()
+            keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
+            try:
+                keeper.start()
+            except RuntimeError as error:  # the process may have no more threads; the next save tries again
+                if not self._warned_of_keeper:
+                    logger.warning(
+                        "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
+                        "save or close only",
+                        error,
+                    )
+                self._warned_of_keeper = True
+                return
+            self._keeper = keeper
         self.mailbox.poke()
 
     def _keep(self) -> None:

@@ -64,7 +64,7 @@ class Snapshot:
         self._flatten_seconds = flatten_seconds
         self._state_dict_seconds = capture.user_seconds
         self._fence_seconds = 0.0
-        self._settling = threading.Lock()
+        self._settling = threading.RLock()  # a garbage collection in here may close a session, on this thread
 
     @property
     def step(self) -> int:
@@ -140,6 +140,8 @@ class Snapshot:
             if capture is None:
                 return
             torn = self._changed(capture)
+            if self._capture is None:  # settled meanwhile, by this very thread
+                return
             if torn is not None:
                 self._on_torn(torn)
             self._core.seal(torn)

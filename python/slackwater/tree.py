@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import sys
 import time
 from collections.abc import Mapping
@@ -11,7 +13,7 @@ from . import _core, codec, names
 from .adapters import arrays
 from .codec import Node
 from .errors import UsageError
-from .memory import SMALL_BYTES, Memory
+from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, SMALL_BYTES, Memory
 
 
 def torch_adapter() -> Any:
@@ -167,6 +169,10 @@ class Flattener(codec.Encoder):
         }
 
 
+def _room(size_bytes: int) -> int:
+    return -(-size_bytes // EARLY_COPY_ALIGNMENT) * EARLY_COPY_ALIGNMENT
+
+
 class Capture:
     """One state, ready for the engine. Holds every source until it is dropped."""
 
@@ -199,9 +205,10 @@ class Capturer:
         result = Capture()
         result.user_seconds = flat.user_seconds
         result.tree = codec.dump_tree(node)
-        volatile = flat.torch_volatile
+        volatile: list[bool] = []
         if self.torn_names:
-            volatile = [flag or name in self.torn_names for flag, name in zip(volatile, flat.torch_names, strict=True)]
+            torn = [name in self.torn_names for name in flat.array_names]
+            flat.array_volatile = list(map(operator.or_, flat.array_volatile, torn))
         dtypes: list[Any] = []
         shapes: list[Any] = []
         strides: list[Any] = []
@@ -212,6 +219,7 @@ class Capturer:
             result.held, dtypes, shapes, strides, devices, result.addresses = torch.capture(
                 flat.torch_tensors, flat.torch_names
             )
+            volatile = self._at_once(flat)
             result.names = [name for name, flag in zip(flat.torch_names, volatile, strict=True) if not flag]
             result.lazy = [tensor for tensor, flag in zip(result.held, volatile, strict=True) if not flag]
             result.versions = torch.versions(result.lazy)
@@ -235,6 +243,24 @@ class Capturer:
         assert self._structure is not None
         result.structure = self._structure
         return result
+
+    def _at_once(self, flat: Flattener) -> list[bool]:
+        """Which torch tensors are captured inside save(); all others are captured lazily, and their versions compared.
+
+        Whatever was torn before is, at any price; other volatile tensors as long as the engine has room for them beside
+        the arrays, which have no version.
+        """
+        flags = [name in self.torn_names for name in flat.torch_names]
+        certain = [memory.size_bytes for memory in itertools.compress(flat.array_memories, flat.array_volatile)]
+        certain += [tensor.numel() * tensor.itemsize for tensor in itertools.compress(flat.torch_tensors, flags)]
+        room = AT_ONCE_BYTES
+        for size in map(_room, certain):
+            room -= size if size <= room else 0  # save() waits for one that does not fit: it takes no room
+        for index, (tensor, volatile) in enumerate(zip(flat.torch_tensors, flat.torch_volatile, strict=True)):
+            if volatile and not flags[index] and (size := _room(tensor.numel() * tensor.itemsize)) <= room:
+                room -= size
+                flags[index] = True
+        return flags
 
     @staticmethod
     def _build(

@@ -43,7 +43,8 @@ class VersionStore {
   // after a rollback the run goes on under a new attempt.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
 
-  // Makes the directory of a version of the claimed attempt. Path.
+  // Makes the directory of a version of the claimed attempt. Path. The one call that may run beside others: it asks for no
+  // more than the attempt, so it must only not run beside claim().
   [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
 
   // Data files are durable; now: index and record written and synced, version directory and every parent made are

@@ -43,7 +43,7 @@ Result<Capture> capture(const State& state, Device& host, const std::set<std::st
       if (early_bytes + bytes <= kMaxAtOnceBytes) {
         early_bytes += round_up(bytes, kEarlyCopyAlignment);
         early.push_back(i);
-      } else if (torn_before) {
+      } else {
         result.needs_fence = true;
       }
     }

@@ -24,7 +24,7 @@ struct Capture {
   std::uint64_t at_once_size_bytes = 0;
   std::uint64_t seed = 0;
   bool whole_fingerprint = false;
-  // A tensor known to change before the fence did not fit: the snapshot is right only if save() waits for the copies.
+  // A tensor that must be taken inside save() did not fit: the snapshot is right only if save() waits for the copies.
   bool needs_fence = false;
 };
 

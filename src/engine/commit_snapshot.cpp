@@ -31,23 +31,27 @@ void Engine::Impl::commit_loop(std::stop_token stop) {
 void Engine::Impl::finish(Voyage& voyage) {
   Snapshot::Impl& snapshot = *voyage.snapshot;
   Status status;
-  if (!snapshot.failed()) {
+  if (const auto error = snapshot.error()) {
+    status = fail(*error);
+  } else {
     try {
       status = commit(voyage);
     } catch (const std::exception& trouble) {
       status = fail(ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
+    snapshot.conclude(status);
   }
-  if (!status) snapshot.fail(status.error());
 
-  if (const auto error = snapshot.error()) {
-    Error kept = *error;
+  if (status) {
+    tidy_up(snapshot);
+  } else {
+    Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());
     note_error(kept);
     // In doubt: the decision may be on disk, so nothing is taken away.
-    if (error->kind != ErrorKind::kInDoubt) clear_away(voyage);
+    if (kept.kind != ErrorKind::kInDoubt) clear_away(voyage);
   }
   std::lock_guard lock(mutex_);
   if (snapshot.failed()) {
@@ -83,8 +87,7 @@ Status Engine::Impl::commit(Voyage& voyage) {
   }
   snapshot.reach(Level::kDurable);
 
-  snapshot.wait_for_seal();
-  if (const auto error = snapshot.error()) return fail(*error);
+  if (const auto error = snapshot.begin_decision()) return fail(*error);
 
   std::lock_guard lock(versions_mutex_);
   SW_ASSIGN(const Manifest decided, versions_->decide(Manifest{.run = voyage.attempt.run,
@@ -101,15 +104,18 @@ Status Engine::Impl::commit(Voyage& voyage) {
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason),
                 voyage.directory);
   }
-  snapshot.reach(Level::kCommitted);
+  return {};
+}
 
+// After a commit, and only then: what it made superfluous goes.
+void Engine::Impl::tidy_up(const Snapshot::Impl& snapshot) {
+  std::lock_guard lock(versions_mutex_);
   if (auto status = versions_->clean_up({.keep = options_.keep, .keep_every = options_.keep_every}); !status) {
     log_.warn("old checkpoints could not be removed: {}", status.error().to_string());
     note_error(status.error());
   }
   refresh_catalog();
-  if (!std::exchange(told_pool_, true)) tell_pool(*voyage.snapshot);
-  return {};
+  if (!std::exchange(told_pool_, true)) tell_pool(snapshot);
 }
 
 void Engine::Impl::clear_away(const Voyage& voyage) {

@@ -84,13 +84,22 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
         return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
       }
     }
-    spec.save_began = began;
+    facts_->note_progress();  // this snapshot has not stalled, however long an earlier one takes to sync
     known_torn = known_torn_;
   }
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
   const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
-  SW_ASSIGN(Capture captured, capture(state, *host_, known_torn, capture_options));
+  Capture captured;
+  try {
+    SW_ASSIGN(captured, capture(state, *host_, known_torn, capture_options));
+  } catch (const std::bad_alloc&) {
+    Error error{.kind = ErrorKind::kOutOfMemory,
+                .message = fmt::format("step {} was not captured: no memory for the copies of volatile tensors", step),
+                .path = {},
+                .retryable = true};
+    return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
+  }
   spec.at_once_bytes = captured.at_once_size_bytes;
   const bool needs_fence = captured.needs_fence;
 
@@ -109,9 +118,9 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
       for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
     }
     last_step_ = step;
-    if (auto started = start_threads(); !started)
+    if (auto started = start_threads(); !started) {
       threads_error = std::move(started).error();
-    else {
+    } else {
       active_.push_back(voyage);
       to_plan_.push_back(std::move(voyage));
     }
@@ -215,12 +224,11 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
 
 Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
   const std::uint64_t step = voyage->snapshot->step();
-  {
-    std::lock_guard lock(versions_mutex_);
-    SW_ASSIGN(voyage->attempt, ensure_attempt());
-    voyage->name = {step, voyage->attempt.number};
-    SW_ASSIGN(voyage->directory, versions_->make_version(step));
-  }
+  SW_ASSIGN(voyage->attempt, ensure_attempt());
+  voyage->name = {step, voyage->attempt.number};
+  // Without versions_mutex_: the commit thread may hold it over syncs and deletions of an earlier step, and the copies
+  // of this one must not wait for that. make_version() asks for no more than the attempt, which only this thread claims.
+  SW_ASSIGN(voyage->directory, versions_->make_version(step));
   SW_ASSIGN(SnapshotLayout layout,
             plan_layout(voyage->state, {.step = step, .attempt = voyage->attempt.number, .rank = 0, .world = 1}));
   voyage->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
@@ -234,7 +242,15 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
     pipeline_->launch(voyage, on_arrived);
   }
   // While the bytes move: the index follows from the layout alone.
-  voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout));
+  try {
+    voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout));
+  } catch (const std::exception& trouble) {  // copies are under way: it ends as any other that failed
+    const Error error{.kind = ErrorKind::kOutOfMemory,
+                      .message = fmt::format("step {} could not be indexed: {}", step, trouble.what()),
+                      .path = {}};
+    voyage->snapshot->fail(error);
+    pipeline_->cancel(*voyage, error);
+  }
   voyage->end_one(on_arrived);
   return {};
 }
@@ -246,6 +262,7 @@ Result<Attempt> Engine::Impl::ensure_attempt() {
     if (attempt_) return *attempt_;
     adopted = to_adopt_;
   }
+  std::lock_guard versions_lock(versions_mutex_);
   SW_ASSIGN(Attempt attempt, versions_->claim(options_.run_name, std::move(adopted)));
   std::lock_guard lock(mutex_);
   attempt_ = attempt;
@@ -300,6 +317,14 @@ std::vector<std::shared_ptr<Snapshot::Impl>> Engine::Impl::in_flight() const {
 
 Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   if (disowned()) return fail(disowned_error());
+  SW_TRY(wait_idle(level, timeout));
+  std::lock_guard lock(mutex_);
+  if (first_error_) return fail(*std::exchange(first_error_, std::nullopt));
+  return {};
+}
+
+// Errors of snapshots stay where they are kept; only a time-out is an Error here.
+Status Engine::Impl::wait_idle(Level level, std::optional<std::chrono::milliseconds> timeout) {
   const auto deadline = Instant::now() + timeout.value_or(std::chrono::milliseconds(0));
   for (const auto& snapshot : in_flight()) {
     std::optional<std::chrono::milliseconds> left;
@@ -309,8 +334,7 @@ Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> 
     // Its own error is kept as the engine's background error; only a time-out ends the waiting.
     if (auto status = snapshot->wait(level, left); !status && !snapshot->error()) return status;
   }
-  if (level ==
-      Level::kCommitted) {  // and let the commit thread finish with the failed ones, so that the directory is tidy
+  if (level == Level::kCommitted) {  // the commit thread clears the failed ones away, too
     Lock lock(mutex_);
     const auto idle = [&] { return active_.empty(); };
     if (!timeout)
@@ -319,8 +343,6 @@ Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> 
       return fail(ErrorKind::kTimeout, "the last snapshots have ended, but were not cleared away in time",
                   options_.path);
   }
-  std::lock_guard lock(mutex_);
-  if (first_error_) return fail(*std::exchange(first_error_, std::nullopt));
   return {};
 }
 
@@ -354,7 +376,7 @@ EngineStats Engine::Impl::stats() const {
   if (disowned()) return {};
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
-  if (pipeline_) {
+  if (pipeline_ && !pipeline_stopped_) {
     stats.pool_bytes = pipeline_->pool_bytes();
     stats.bytes_written = pipeline_->writer().bytes_written();
     stats.io_backend = pipeline_->writer().backend();
@@ -378,17 +400,17 @@ Status Engine::Impl::close(std::optional<std::chrono::milliseconds> timeout) {
     if (progress.failed || progress.level == Level::kCommitted) continue;  // only its tidying up is left
     unfinished += fmt::format("{}{}", unfinished.empty() ? "" : ", ", snapshot->step());
   }
-  if (unfinished.empty()) {
+  if (in_flight().empty()) {
     shut_down(true);
     return status;
   }
-  {
-    const bool ended = shut_down_within(kCloseGrace);
-    if (!ended)
-      log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
-    return fail(ErrorKind::kTimeout,
-                fmt::format("closed before everything was committed; given up: step {}", unfinished), options_.path);
+  // Something is still under way, if only the clearing away of a snapshot that has ended: whatever it waits for, we do not.
+  if (!shut_down_within(kCloseGrace)) {
+    log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
   }
+  if (unfinished.empty()) return status;
+  return fail(ErrorKind::kTimeout, fmt::format("closed before everything was committed; given up: step {}", unfinished),
+              options_.path);
 }
 
 bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
@@ -399,14 +421,19 @@ bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
   };
   auto state = std::make_shared<Ended>();
   stuck_ = true;
-  close_thread_ = start_thread("sw-close", [this, state](std::stop_token) {
-    shut_down(false);
-    {
-      std::lock_guard lock(state->mutex);
-      state->ended = true;
-    }
-    state->changed.notify_all();
-  });
+  try {
+    close_thread_ = start_thread("sw-close", [this, state](std::stop_token) {
+      shut_down(false);
+      {
+        std::lock_guard lock(state->mutex);
+        state->ended = true;
+      }
+      state->changed.notify_all();
+    });
+  } catch (const std::system_error& trouble) {
+    log_.error("no thread could be started to end the engine: {}", trouble.what());
+    return false;
+  }
   std::unique_lock lock(state->mutex);
   if (!state->changed.wait_for(lock, grace, [&] { return state->ended; })) return false;
   lock.unlock();
@@ -440,17 +467,16 @@ void Engine::Impl::shut_down(bool in_time) {
     }
     to_plan_.clear();
   }
-  EngineStats last = stats();
-  std::unique_ptr<Pipeline> pipeline;
   {
+    EngineStats last = stats();
     std::lock_guard lock(mutex_);
-    pipeline = std::move(pipeline_);
+    stats_ = std::move(last);
+    pipeline_stopped_ = true;
   }
-  pipeline.reset();  // every voyage has arrived now
+  if (pipeline_) pipeline_->stop();  // every voyage has arrived now
   commit_thread_.request_stop();
   if (commit_thread_.joinable()) commit_thread_.join();
-  std::lock_guard lock(mutex_);
-  stats_ = last;
+  pipeline_.reset();
   versions_.reset();
 }
 

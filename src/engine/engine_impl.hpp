@@ -78,12 +78,14 @@ class Engine::Impl {
   void commit_loop(std::stop_token stop);
   void finish(Voyage& voyage);  // commits or clears away one voyage that arrived
   [[nodiscard]] Status commit(Voyage& voyage);
+  void tidy_up(const Snapshot::Impl& snapshot);
   void clear_away(const Voyage& voyage);
   void refresh_catalog();  // needs versions_mutex_
   void tell_pool(const Snapshot::Impl& snapshot) const;
 
   [[nodiscard]] Result<VersionName> find_version(std::uint64_t step) const;
   void use_restored(const VersionInfo& version, const Catalog& catalog);
+  [[nodiscard]] Status wait_idle(Level level, std::optional<std::chrono::milliseconds> timeout);
   void shut_down(bool in_time);
   [[nodiscard]] bool shut_down_within(std::chrono::milliseconds grace);
 
@@ -113,7 +115,8 @@ class Engine::Impl {
   EngineStats stats_;
   std::uint64_t saves_ = 0;
   bool closed_ = false;
-  bool told_pool_ = false;
+  bool told_pool_ = false;  // of the commit thread
+  bool pipeline_stopped_ = false;
 
   std::unique_ptr<Pipeline> pipeline_;  // made by the plan thread, under mutex_; then constant until shut_down()
   ForkGuard fork_guard_;

@@ -44,14 +44,16 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options
   return pipeline;
 }
 
-Pipeline::~Pipeline() {
-  stager_.reset();
+Pipeline::~Pipeline() { stop(); }
+
+void Pipeline::stop() {
+  // The stager stays, without threads: streams that the writer ends below still tell it to cancel their copies.
+  if (stager_) stager_->stop();
   if (registrar_) {
     std::lock_guard lock(registrar_->mutex);
     registrar_->writer = nullptr;
   }
   writer_.reset();  // gives its slabs back
-  pool_.reset();
 }
 
 void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived) {
@@ -123,7 +125,5 @@ void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void(
 }
 
 void Pipeline::cancel(Voyage& voyage, const Error& error) { stager_->cancel(voyage.job, error); }
-
-void Pipeline::disown() { pool_->disown(); }
 
 }  // namespace slackwater

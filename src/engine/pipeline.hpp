@@ -30,12 +30,13 @@ class Pipeline {
   // Opens the streams and queues the copies; needs directory, layout and captured sources. `on_arrived` is called once,
   // when nothing of this voyage is under way any more, which includes the caller: he too ends with Voyage::end_one(). The snapshot tells whether it failed.
   void launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived);
+  // Ends what is under way, waits for writes in flight, joins the threads. Every voyage has arrived afterwards. Idempotent.
+  void stop();
   // Gives a launched voyage up; it arrives as failed.
   void cancel(Voyage& voyage, const Error& error);
 
   [[nodiscard]] std::uint64_t pool_bytes() const { return pool_->slab_bytes() * pool_->slab_count(); }
   [[nodiscard]] const StreamWriter& writer() const { return *writer_; }
-  void disown();
 
  private:
   // The pool's touching thread registers slabs with the writer; the writer must be able to go first.

@@ -1,5 +1,6 @@
 // Restore, pin, remove: what the trainer's thread does with versions that exist.
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/result.hpp"
@@ -10,10 +11,18 @@ namespace slackwater {
 namespace {
 
 constexpr std::uint64_t kRestoreBufferBytes = 64u << 20;
+constexpr const char* kUndefined = "; the state was partly overwritten and is undefined";
 
 // Damage that another version may not have; everything else is the caller's business.
 bool is_damage(const Error& error) {
   return error.kind == ErrorKind::kCorrupt || error.kind == ErrorKind::kIo || error.kind == ErrorKind::kNotFound;
+}
+
+// A name in `placed` that `targets` would leave as it is.
+std::optional<std::string> not_covered(std::set<std::string> placed, const std::vector<Target>& targets) {
+  for (const Target& target : targets) placed.erase(target.name);
+  if (placed.empty()) return std::nullopt;
+  return *placed.begin();
 }
 
 std::string listed(const std::vector<VersionInfo>& versions) {
@@ -26,7 +35,7 @@ std::string listed(const std::vector<VersionInfo>& versions) {
 
 Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& options, const Plan& plan) {
   SW_TRY(usable());
-  static_cast<void>(wait(Level::kCommitted, {}));  // their errors were logged and are kept in the snapshots
+  SW_TRY(wait_idle(Level::kCommitted, {}));
   Catalog catalog;
   {
     std::lock_guard lock(versions_mutex_);
@@ -52,6 +61,7 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
 
   Restored restored;
   bool placing_began = false;
+  std::set<std::string> placed;  // by attempts that failed: each must be overwritten by the one that succeeds
   for (const CatalogEntry& entry : candidates) {
     std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
     const auto attempt_one = [&]() -> Status {
@@ -67,7 +77,16 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
         refusal = targets.error();
         return fail(targets.error());
       }
+      if (const auto left = not_covered(placed, *targets)) {
+        refusal = Error{.kind = ErrorKind::kCorrupt,
+                        .message = fmt::format(
+                            "a damaged version was partly placed, and step {} does not have tensor '{}' to replace it",
+                            entry.name.step, *left),
+                        .path = options_.path};
+        return fail(*refusal);
+      }
       placing_began = true;
+      for (const Target& target : *targets) placed.insert(target.name);
       return checkpoint.read(*targets);
     };
     auto status = attempt_one();
@@ -76,10 +95,13 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
       use_restored(entry.info, catalog);
       return std::optional<Restored>(std::move(restored));
     }
-    if (refusal) return fail(*refusal);
+    if (refusal) {
+      if (placing_began) refusal->message += kUndefined;
+      return fail(*refusal);
+    }
     if (!is_damage(status.error()) || options_.on_damage == OnDamage::kRaise || options.step) {
       Error error = status.error();
-      if (placing_began) error.message += "; the state was partly overwritten and is undefined";
+      if (placing_began) error.message += kUndefined;
       return fail(std::move(error));
     }
     log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
@@ -89,9 +111,7 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
   std::string all;
   for (const std::string& damage : restored.damaged) all += "\n  " + damage;
   return fail(ErrorKind::kCorrupt,
-              fmt::format("no checkpoint could be restored{}:{}",
-                          placing_began ? "; the state was partly overwritten and is undefined" : "", all),
-              options_.path);
+              fmt::format("no checkpoint could be restored{}:{}", placing_began ? kUndefined : "", all), options_.path);
 }
 
 // From here on this run continues that version: what came after it is superseded at the next commit.

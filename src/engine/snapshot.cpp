@@ -16,6 +16,7 @@ bool Snapshot::wait_released(std::optional<std::chrono::milliseconds> timeout) c
 }
 void Snapshot::seal(std::optional<std::string> torn_tensor) { impl_->seal(std::move(torn_tensor)); }
 std::optional<Error> Snapshot::error() const { return impl_->error(); }
+std::optional<std::string> Snapshot::torn_tensor() const { return impl_->torn_tensor(); }
 Progress Snapshot::progress() const { return impl_->progress(); }
 SnapshotStats Snapshot::stats() const { return impl_->stats(); }
 

@@ -194,7 +194,7 @@ void Snapshot::Impl::release_sources() {
 void Snapshot::Impl::fail(Error error) {
   {
     std::lock_guard lock(mutex_);
-    if (error_ || level_ == Level::kCommitted) return;
+    if (error_ || deciding_) return;
     error_ = std::move(error);
   }
   changed_.notify_all();
@@ -202,11 +202,15 @@ void Snapshot::Impl::fail(Error error) {
 
 void Snapshot::Impl::fail_torn(std::string tensor) {
   {
+    // At once: a commit thread that finds it sealed must find the error too.
     std::lock_guard lock(mutex_);
-    if (!torn_tensor_) torn_tensor_ = tensor;
     sealed_ = true;
+    if (!error_ && !deciding_) {
+      error_ = torn_error(tensor);
+      torn_tensor_ = std::move(tensor);
+    }
   }
-  fail(torn_error(tensor));
+  changed_.notify_all();
 }
 
 bool Snapshot::Impl::failed() const {
@@ -214,12 +218,29 @@ bool Snapshot::Impl::failed() const {
   return error_.has_value();
 }
 
-void Snapshot::Impl::wait_for_seal() const {
+std::optional<Error> Snapshot::Impl::begin_decision() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return sealed_ || error_.has_value(); });
+  if (!error_) deciding_ = true;
+  return error_;
+}
+
+void Snapshot::Impl::conclude(const Status& outcome) {
+  facts_->note_progress();
+  {
+    std::lock_guard lock(mutex_);
+    if (outcome) {
+      level_ = Level::kCommitted;
+      stats_.committed_seconds = since_save_began();
+    } else if (!error_) {
+      error_ = outcome.error();
+    }
+  }
+  changed_.notify_all();
 }
 
 std::optional<std::string> Snapshot::Impl::torn_tensor() const {
+  if (disowned()) return std::nullopt;
   std::lock_guard lock(mutex_);
   return torn_tensor_;
 }

@@ -52,10 +52,14 @@ class Snapshot::Impl {
   void add_written(std::uint64_t bytes);
   void reach(Level level);  // no effect on a failed snapshot
   void release_sources();   // no source byte will be read any more
-  void fail(Error error);   // the first error stays; no effect once committed
+  // The first error stays. No effect once the decision has begun: what is on disk then decides, not who comes last.
+  void fail(Error error);
   void fail_torn(std::string tensor);
   [[nodiscard]] bool failed() const;
-  void wait_for_seal() const;  // until sealed or failed
+  // The point of no return, for the commit thread: waits until the snapshot is sealed or failed, then answers the error, or
+  // nothing, and from then on only conclude() can end it.
+  [[nodiscard]] std::optional<Error> begin_decision();
+  void conclude(const Status& outcome);  // committed, or failed with this error
   [[nodiscard]] std::optional<std::string> torn_tensor() const;
   // Committed or failed for good; the engine lets go of it.
   void retire();
@@ -82,6 +86,7 @@ class Snapshot::Impl {
   std::optional<std::string> torn_tensor_;
   bool released_ = false;
   bool sealed_;
+  bool deciding_ = false;
   SnapshotStats stats_;
 };
 

@@ -202,7 +202,7 @@ Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& ide
   }
 
   auto aliases_by_stored = layout.aliases;
-  std::ranges::stable_sort(aliases_by_stored, {}, &std::pair<std::uint32_t, std::uint32_t>::second);
+  std::ranges::sort(aliases_by_stored, {}, [](const auto& alias) { return std::pair(alias.second, alias.first); });
 
   PartMaker maker(state, identity, max_file_front - sizeof(std::uint64_t));
   SW_TRY(maker.start());

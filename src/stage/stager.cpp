@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <stop_token>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -44,12 +45,18 @@ class Stager::Impl {
   Impl(Pool& pool, StagerOptions options) : pool_(pool), options_(options) {
     const unsigned count = std::max(1u, options_.copy_threads);
     threads_.reserve(count);
-    for (unsigned i = 0; i < count; ++i) {
-      threads_.push_back(start_thread(fmt::format("sw-copy-{}", i), [this](const std::stop_token&) { run(); }));
+    try {
+      for (unsigned i = 0; i < count; ++i) {
+        threads_.push_back(start_thread(fmt::format("sw-copy-{}", i), [this](const std::stop_token&) { run(); }));
+      }
+    } catch (const std::system_error&) {
+      if (threads_.empty()) throw;  // one is enough to go on with
     }
   }
 
-  ~Impl() {
+  ~Impl() { stop(); }
+
+  void stop() {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -181,6 +188,7 @@ class Stager::Impl {
 Stager::Stager(Pool& pool, StagerOptions options) : impl_(std::make_unique<Impl>(pool, options)) {}
 Stager::~Stager() = default;
 
+void Stager::stop() { impl_->stop(); }
 void Stager::enqueue(std::shared_ptr<StageJob> job) { impl_->enqueue(std::move(job)); }
 void Stager::cancel(const std::shared_ptr<StageJob>& job, Error error) { impl_->cancel(job, std::move(error)); }
 

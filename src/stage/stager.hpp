@@ -62,6 +62,9 @@ class Stager {
   Stager(Pool& pool, StagerOptions options);
   ~Stager();  // stops: jobs not staged end with kClosed
 
+  // Ends jobs not staged with kClosed and joins the threads; cancel() has no effect afterwards. Idempotent.
+  void stop();
+
   void enqueue(std::shared_ptr<StageJob> job);
   // Gives a job up: no further window is begun; on_done(error) follows. No effect if it is staged already.
   void cancel(const std::shared_ptr<StageJob>& job, Error error);

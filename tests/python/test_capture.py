@@ -128,6 +128,43 @@ def test_torn_tensor_is_captured_at_once_from_then_on(make: Make, caplog: pytest
     assert "captured inside save() from now on" in caplog.text
 
 
+def test_large_buffer_changed_before_the_fence_is_torn_once_and_then_saved_right(make: Make, path: Path) -> None:
+    module = nn.Module()
+    module.register_buffer("large", torch.zeros(20 * MIB))  # more than the room for early copies
+    module.register_buffer("count", torch.zeros(1))
+    ckpt = make(pool="2MiB")
+    snapshot = ckpt.save(1, {"m": module})
+    assert snapshot is not None
+    assert snapshot.stats.at_once_bytes == 4
+    module.large[12_345] += 1
+    module.count += 1
+    with pytest.raises(sw.TornError, match=r"'m\.large'"):
+        snapshot.wait(timeout=60)
+    again = ckpt.save(2, {"m": module})
+    assert again is not None
+    module.large[12_345] += 1
+    again.wait(timeout=60)
+    assert sw.load(path, 2)["m"]["large"][12_345] == 1
+
+
+def test_volatile_tensors_beyond_the_room_for_early_copies_have_their_versions_compared() -> None:
+    module = nn.Module()
+    for index in range(4):
+        module.register_buffer(f"b{index}", torch.empty(6 * MIB))
+    module.register_buffer("small", torch.empty(1))
+    capturer = Capturer(False)
+    assert capturer.capture({"m": module}).names == ["m.b2", "m.b3"]
+    capturer.torn_names.add("m.b3")
+    assert capturer.capture({"m": module}).names == ["m.b1", "m.b2"]
+
+
+def test_what_the_engine_found_torn_is_known_to_the_next_capture(make: Make) -> None:
+    ckpt = make(pool="2MiB")
+    tear(ckpt, lambda t: t.data.fill_(1))
+    ckpt.save(1000, {"w": torch.zeros(1)})
+    assert ckpt._session._capturer.torn_names == {"w"}
+
+
 def test_parameter_given_other_memory_after_save_keeps_the_old_bytes(make: Make, path: Path) -> None:
     parameter = nn.Parameter(torch.ones(1000, 1000))
     ckpt = make(pool="2MiB")

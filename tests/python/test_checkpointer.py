@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 import torch
-from slackwater import _core, session
+from slackwater import _core, lifecycle, session
 
 Make = Callable[..., sw.Checkpointer]
 STATE = {"t": torch.arange(10.0)}
@@ -264,3 +265,36 @@ def test_pool_in_bytes_or_words(make: Make, path: Path) -> None:
         ckpt.save(1, STATE)
         ckpt.wait()
         assert ckpt.stats.pool_bytes == 3 << 20
+
+
+def test_saving_goes_on_without_a_keeper_thread(
+    make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ckpt = make(keep=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for step in range(1, 6):  # more than may be in flight
+            ckpt.save(step, STATE)
+        ckpt.wait(timeout=60)
+        assert ckpt.steps() == [1, 2, 3, 4, 5]
+        ckpt.save(6, STATE)
+        ckpt.close(timeout=60)
+    assert caplog.text.count("keeper thread cannot be started") == 1
+
+
+def test_dropped_checkpointer_waits_with_a_time_limit(make: Make) -> None:
+    assert make()._finalizer.peek()[2] == (lifecycle.EXIT_SECONDS,)
+
+
+def test_settling_may_be_entered_again(make: Make) -> None:
+    """As when a garbage collection inside of it closes a session."""
+    ckpt = make()
+    snapshot = ckpt.save(1, STATE)
+    assert snapshot is not None
+    with snapshot._settling:
+        snapshot._core.wait_released(60)
+        snapshot._settle()
+    snapshot.wait(timeout=60)

@@ -98,6 +98,17 @@ def test_a_layer_that_is_called_module_keeps_its_name() -> None:
     assert "m.module.weight" in names_of({"m": model})
 
 
+@pytest.mark.parametrize("quiet", [torch.nn.ReLU(), None], ids=["beside a layer without tensors", "alone"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_module_is_named_as_its_state_dict(depth: int, quiet: torch.nn.Module | None) -> None:
+    model = Wrapper("module", torch.nn.Linear(2, 2))
+    model.add_module("quiet", quiet)
+    outer: torch.nn.Module = Wrapper("block", model) if depth else model
+    found = names_of({"m": outer})
+    assert found == names_of({"m": dict(outer.state_dict())})
+    assert found[0] == ("m.block.module.weight" if depth else "m.weight")
+
+
 def test_wrappers_are_kept_where_names_would_collide() -> None:
     assert list(names.strip_wrappers(["a._orig_mod.b", "a.b"])) == ["a._orig_mod.b", "a.b"]
 

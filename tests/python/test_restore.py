@@ -578,3 +578,77 @@ def test_damage_found_while_casting_falls_back_too(path: Path, make: Make, caplo
     assert make().restore(target, cast=True) == 1
     assert target["t"][0].item() == 1
     assert target["n"] == 1
+
+
+def three_steps(make: Make) -> None:
+    with make(keep=0) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, {"t": torch.full((1000,), float(step)), "n": step})
+
+
+@pytest.mark.parametrize("harm", [flip, Path.unlink], ids=["flipped", "lost"])
+def test_damage_found_while_casting_falls_back_as_far_as_needed(
+    harm: Callable[[Path], Any], path: Path, make: Make
+) -> None:
+    three_steps(make)
+    flip(data_file(path, 3))
+    harm(data_file(path, 2))
+    target = {"t": torch.zeros(1000, dtype=torch.float64), "n": 0}
+    assert make().restore(target, cast=True) == 1
+    assert target["t"][0].item() == 1
+    assert target["n"] == 1
+
+
+def test_damage_of_all_found_while_casting_names_them_all(path: Path, make: Make) -> None:
+    three_steps(make)
+    for step in (1, 2, 3):
+        flip(data_file(path, step))
+    with pytest.raises(sw.DamagedError, match=r"(?s)step 3.*step 2.*step 1") as caught:
+        make().restore({"t": torch.zeros(1000, dtype=torch.float64), "n": 0}, cast=True)
+    assert says_undefined(caught.value)
+
+
+def says_undefined(error: BaseException) -> bool:
+    text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    return "the state was partly overwritten and is undefined" in text
+
+
+def test_refusal_after_a_damaged_version_was_placed_says_that_the_state_is_undefined(path: Path, make: Make) -> None:
+    with make() as ckpt:
+        ckpt.save(1, {"t": torch.ones(7)})
+        ckpt.save(2, {"t": torch.ones(1000)})
+    flip(data_file(path, 2))
+    with pytest.raises(sw.MismatchError) as caught:
+        make().restore({"t": torch.zeros(1000)})
+    assert says_undefined(caught.value)
+
+
+def test_refusal_before_anything_was_placed_leaves_the_state_alone(save_once: SaveOnce, make: Make) -> None:
+    save_once({"t": torch.ones(7)})
+    with pytest.raises(sw.MismatchError) as caught:
+        make().restore({"t": torch.zeros(1000)})
+    assert not says_undefined(caught.value)
+
+
+def test_failing_load_state_dict_says_that_the_state_is_undefined(save_once: SaveOnce, make: Make) -> None:
+    class Stubborn:
+        def state_dict(self) -> dict[str, int]:
+            return {"n": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise ZeroDivisionError
+
+    save_once({"t": torch.ones(7), "s": Stubborn()})
+    with pytest.raises(ZeroDivisionError) as caught:
+        make().restore({"t": torch.zeros(7), "s": Stubborn()})
+    assert says_undefined(caught.value)
+
+
+def test_restore_fences_with_a_time_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ckpt = make()
+    ckpt.save(1, {"t": torch.ones(7)})
+    fences = []
+    original = ckpt._session.fence
+    monkeypatch.setattr(ckpt._session, "fence", lambda: (fences.append(1), original()))
+    assert ckpt.restore({"t": torch.zeros(7)}) == 1
+    assert fences == [1]

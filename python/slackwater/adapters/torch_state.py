@@ -210,7 +210,10 @@ def _wraps_only(kind: type, method: str) -> bool:
 
 def module_tensors(module: Module) -> Iterator[tuple[str, Tensor, bool]]:
     """(key, tensor, is a buffer) of a plain module, ordered as in state_dict(), without what wrappers add to keys."""
-    yield from _walk(module, "")
+    found = list(_walk(module, ""))
+    keys = names.strip_wrappers([key for key, _, _ in found])
+    for key, (_, tensor, is_buffer) in zip(keys, found, strict=True):
+        yield key, tensor, is_buffer
 
 
 def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
@@ -221,12 +224,9 @@ def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
     for key, buffer in module._buffers.items():
         if buffer is not None and key not in transient:
             yield prefix + key, buffer, True
-    children = module._modules
-    unwrap = len(children) == 1 and not module._parameters and not module._buffers
-    for key, child in children.items():
+    for key, child in module._modules.items():
         if child is not None:
-            skip = unwrap and (key == names.WRAPPER_IN_FRONT or key in names.WRAPPERS_ANYWHERE)
-            yield from _walk(child, prefix if skip else f"{prefix}{key}.")
+            yield from _walk(child, f"{prefix}{key}.")
 
 
 # Optimizers

@@ -116,6 +116,26 @@ TEST_F(DamageTest, AStepAskedForByNumberIsNotReplacedByAnother) {
   EXPECT_EQ(restored.error().kind, ErrorKind::kCorrupt);
 }
 
+TEST_F(DamageTest, AFallbackThatWouldLeaveBytesOfTheDamagedVersionIsAnError) {
+  Engine engine = open(options());
+  Reader first;
+  ASSERT_EQ(restore(engine, first), 2u);
+  Model larger;
+  larger.add("first", 1000);
+  larger.add("layer.w", 3 * kMiB);
+  larger.add("added", 1000);
+  save_and_commit(engine, 3, larger);
+  ASSERT_TRUE(engine.close());
+  flip(options().path + "/step-0000000003.a2/rank-00000.safetensors", 2 * kMiB);
+
+  Engine again = open(options());
+  Reader reader;  // takes whatever the checkpoint has, as strict=False does
+  auto restored = again.restore({}, reader.plan());
+  ASSERT_FALSE(restored);
+  EXPECT_NE(restored.error().message.find("'added'"), std::string::npos) << restored.error().message;
+  EXPECT_NE(restored.error().message.find("undefined"), std::string::npos) << restored.error().message;
+}
+
 TEST_F(DamageTest, NothingGoodLeftIsAnErrorAndNotAFreshStart) {
   flip(file("rank-00000.safetensors", 1), 100);
   flip(file("manifest.json", 2), 30);

@@ -243,6 +243,41 @@ TEST_F(EngineTest, VolatileTensorsMayChangeRightAfterSave) {
   EXPECT_EQ(reader.read, expected);
 }
 
+TEST_F(EngineTest, VolatileTensorsBeyondTheLimitMakeSaveWaitForTheCopies) {
+  Model model;
+  Bytes& large = model.add("cache", 65 * kMiB);
+  Engine engine = open(options());
+  const auto expected = model.copy();
+  State state = model.state();
+  state.tensors[0].at_once = true;
+  auto snapshot = engine.save(1, std::move(state));
+  ASSERT_TRUE(snapshot && *snapshot);
+  EXPECT_TRUE((*snapshot)->released());
+  EXPECT_EQ((*snapshot)->stats().at_once_bytes, 0u);
+  std::ranges::fill(large, std::byte{1});
+  ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader), 1u);
+  EXPECT_TRUE(reader.read == expected);
+}
+
+TEST_F(EngineTest, RestoreDoesNotSwallowABackgroundError) {
+  Model model;
+  model.add("w", 1000);
+  Engine engine = open(options());
+  save_and_commit(engine, 1, model);
+  State state = model.state();
+  state.sealed_by_caller = true;
+  auto torn = engine.save(2, std::move(state));
+  ASSERT_TRUE(torn && *torn);
+  (*torn)->seal("w");
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader), 1u);
+  const Status closed = engine.close();
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error().kind, ErrorKind::kTorn);
+}
+
 TEST_F(EngineTest, TiedTensorsAreStoredOnceAndBothComeBack) {
   Model model;
   model.add("embed", 2 * kMiB);

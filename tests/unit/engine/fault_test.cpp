@@ -1,5 +1,6 @@
 // Storage trouble: it fails one snapshot with a clear error, never the trainer, and the next one commits.
 #include <filesystem>
+#include <thread>
 
 #include "engine/engine_impl.hpp"
 #include "support/child_process.hpp"
@@ -8,7 +9,9 @@
 
 // The hung-disk tests leave threads behind on purpose, as close() does then.
 extern "C" const char* __tsan_default_options();
-extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() { return "report_thread_leaks=0"; }
+extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
+  return "report_thread_leaks=0";
+}
 
 namespace slackwater::test {
 namespace {
@@ -84,7 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"SyncVersionDirectory", FsCall::kSyncDirectory, EIO, ErrorKind::kIo, "step-0000000002"},
                       Fault{"SyncManifest", FsCall::kSyncAll, EIO, ErrorKind::kIo, "manifest.json"},
                       Fault{"LinkManifest", FsCall::kLink, EIO, ErrorKind::kIo, "manifest.json"}),
-    [](const auto& info) { return info.param.what; });
+    [](const auto& fault) { return fault.param.what; });
 
 TEST_F(FaultTest, AFailedClaimIsTriedAgainAtTheNextSave) {
   Model model;
@@ -203,6 +206,82 @@ TEST_F(FaultTest, CloseWithATimeoutReturnsWhileTheDiskHangs) {
   EXPECT_NE(closed.error().message.find("step 2"), std::string::npos) << closed.error().message;
   EXPECT_TRUE(hung.error());
   EXPECT_EQ(list_versions(options().path)->size(), 1u);
+}
+
+TEST_F(FaultTest, CloseEndsCleanlyWhenTheWritesCompleteAfterAll) {
+  Model model;
+  model.add("w", 6 * kMiB);
+  Engine engine = open_faulty(options());
+  save_and_commit(engine, 1, model);
+  fs_->hold_writes();
+  Snapshot hung = save(engine, 2, model);
+  std::jthread disk([&] {
+    static_cast<void>(hung.wait(Level::kCommitted));  // until close() has given it up
+    fs_->release_writes();
+  });
+  const Status closed = engine.close(std::chrono::milliseconds(20));
+  ASSERT_FALSE(closed);
+  EXPECT_EQ(closed.error().kind, ErrorKind::kTimeout);
+  disk.join();
+  Engine again = open(options());  // the lock is free: nothing was left behind
+  EXPECT_EQ(steps(again), std::vector<std::uint64_t>{1});
+}
+
+TEST_F(FaultTest, CloseReturnsAfterAFenceThatGaveUp) {
+  Model model;
+  model.add("w", 6 * kMiB);
+  Options impatient = options();
+  impatient.stall_timeout = std::chrono::milliseconds(50);
+  Engine engine = open_faulty(impatient);
+  save_and_commit(engine, 1, model);
+  fs_->hold_writes();
+  Snapshot hung = save(engine, 2, model);
+  EXPECT_FALSE(hung.fence());
+  EXPECT_FALSE(engine.close(std::chrono::milliseconds(20)));
+  EXPECT_EQ(list_versions(options().path)->size(), 1u);
+}
+
+TEST_F(FaultTest, CloseInTheMiddleOfTheDecisionNeverLosesTheLastCheckpoint) {
+  Model model;
+  model.add("w", 1000);
+  Options keep_one = options();
+  keep_one.keep = 1;
+  std::uint64_t step = 1;
+  {
+    Engine engine = open(keep_one);
+    save_and_commit(engine, step, model);
+  }
+  for (int round = 0; round < 25; ++round) {
+    Engine engine = open(keep_one);
+    Reader reader;
+    ASSERT_GE(restore(engine, reader), 1u);
+    step = steps(engine).back() + 1;
+    Snapshot snapshot = save(engine, step, model);
+    ASSERT_TRUE(snapshot.wait(Level::kDurable));
+    static_cast<void>(engine.close(std::chrono::milliseconds(0)));
+    const auto left = list_versions(keep_one.path);
+    ASSERT_TRUE(left);
+    ASSERT_FALSE(left->empty()) << "round " << round;
+    const bool committed = snapshot.progress().level == Level::kCommitted;
+    EXPECT_EQ(left->back().step == step, committed) << "what is on disk and what was said differ";
+  }
+}
+
+TEST_F(FaultTest, ParanoidModeCatchesOneChangedByte) {
+  Model model;
+  Bytes& w = model.add("w", 6 * kMiB);
+  Options paranoid = options();
+  paranoid.paranoid = true;
+  Engine engine = open_faulty(paranoid);
+  fs_->hold_writes();
+  Snapshot snapshot = save(engine, 1, model);
+  fs_->wait_held(2);
+  w[5 * kMiB] ^= std::byte{1};
+  fs_->release_writes();
+  const Status status = snapshot.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
+  EXPECT_EQ(snapshot.torn_tensor(), "w");
 }
 
 TEST_F(FaultTest, AnUnlinkThatFailsIsReportedAndTheCheckpointStands) {

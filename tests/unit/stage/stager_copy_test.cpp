@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "stage/stager.hpp"
+#include "support/file_bytes.hpp"
 #include "unit/stage/stage_fixture.hpp"
 
 namespace slackwater {
@@ -36,7 +37,7 @@ class StagerCopy : public ::testing::TestWithParam<Machine> {
       ASSERT_TRUE(status.has_value()) << status.error().to_string();
     }
     for (std::uint32_t part = 0; part < snapshot.expected().size(); ++part) {
-      EXPECT_TRUE(sink.stream(part) == snapshot.expected()[part]) << "part " << part << " differs";
+      EXPECT_TRUE(test::same_bytes(sink.stream(part), snapshot.expected()[part])) << "part " << part << " differs";
     }
     EXPECT_EQ(sink.done_calls(), 1);
     EXPECT_EQ(pool_->free_count(), pool_->slab_count());

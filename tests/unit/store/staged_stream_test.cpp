@@ -1,12 +1,10 @@
-// Stager and writer together, as the engine joins them: snapshots of any form through a pool of two slabs into real
-// files.
-#include <fstream>
-#include <iterator>
+// Stager and writer together, as the engine joins them: snapshots of any form through small pools into real files.
 
 #include <gtest/gtest.h>
 
 #include "stage/stager.hpp"
 #include "store/stream_writer.hpp"
+#include "support/file_bytes.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/stage/stage_fixture.hpp"
 
@@ -73,9 +71,7 @@ class StagedStream : public ::testing::TestWithParam<std::uint32_t> {
       auto written = voyage.written[part].get_future().get();
       ASSERT_TRUE(written.has_value()) << written.error().to_string();
       ASSERT_TRUE(written->file.finish().has_value());
-      std::ifstream file(path(voyage, part), std::ios::binary);
-      const std::vector<char> found((std::istreambuf_iterator<char>(file)), {});
-      EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(found)), voyage.snapshot.expected()[part]))
+      EXPECT_TRUE(test::same_bytes(test::read_file(path(voyage, part)), voyage.snapshot.expected()[part]))
           << "part " << part;
     }
   }

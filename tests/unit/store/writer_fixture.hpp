@@ -1,11 +1,10 @@
-// What the writer's tests share: streams of random bytes cut into slabs, their end as a future, and the log.
+// What the writer's tests share: streams of test bytes cut into slabs, their end as a future, and the log.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <fstream>
+#include <cstring>
 #include <future>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,6 +18,7 @@
 #include "os/file_system.hpp"
 #include "store/stream_writer.hpp"
 #include "support/aligned_buffer.hpp"
+#include "support/file_bytes.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -32,8 +32,10 @@ class TestStream {
       : path_(std::move(path)),
         size_bytes_(size_bytes),
         memory_(round_up(std::max<std::uint64_t>(size_bytes, 1), 4096)) {
-    memory_.fill(seed);
-    std::ranges::fill(memory_.bytes().subspan(size_bytes), std::byte{0});
+    for (std::uint64_t at = 0, word = seed; at < size_bytes; at += sizeof word) {
+      word += 0x9e3779b97f4a7c15;  // none comes twice, so that misplaced bytes show
+      std::memcpy(memory_.data() + at, &word, std::min(sizeof word, size_bytes - at));
+    }
   }
 
   StreamSpec spec(bool direct = true) {
@@ -71,11 +73,10 @@ class TestStream {
   // What is on disk and the digests are those of the bytes given.
   void expect_on_disk(WrittenStream& written) {
     ASSERT_TRUE(written.file.finish().has_value());
-    std::ifstream file(path_, std::ios::binary);
-    const std::vector<char> found((std::istreambuf_iterator<char>(file)), {});
+    const std::vector<std::byte> found = read_file(path_);
     ASSERT_EQ(found.size(), size_bytes_);
-    const auto bytes = std::as_bytes(std::span(found));
-    EXPECT_TRUE(std::ranges::equal(bytes, memory_.bytes().first(size_bytes_))) << path_ << " holds other bytes";
+    const std::span<const std::byte> bytes(found);
+    EXPECT_TRUE(same_bytes(bytes, memory_.bytes().first(size_bytes_))) << path_ << " holds other bytes";
     std::vector<std::uint64_t> digests;
     for (std::uint64_t begin = 0; begin < size_bytes_; begin += kBlockBytes) {
       digests.push_back(digest64(bytes.subspan(begin, std::min(kBlockBytes, size_bytes_ - begin))));
