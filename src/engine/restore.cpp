@@ -10,7 +10,7 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kRestoreBufferBytes = 64u << 20;
+constexpr std::uint64_t kRestoreBufferBytes = 32u << 20;
 constexpr const char* kUndefined = "; the state was partly overwritten and is undefined";
 
 // Damage that another version may not have; everything else is the caller's business.

@@ -572,9 +572,9 @@ def test_damaged_checkpoint_of_a_chosen_step_is_an_error(path: Path, make: Make)
 
 
 def test_damage_found_while_casting_falls_back_too(path: Path, make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    two_steps(make)
+    two_steps(make, size=500_000)
     flip(data_file(path, 2))
-    target = {"t": torch.zeros(1000, dtype=torch.float64), "n": 0}
+    target = {"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}
     assert make().restore(target, cast=True) == 1
     assert target["t"][0].item() == 1
     assert target["n"] == 1
@@ -583,7 +583,7 @@ def test_damage_found_while_casting_falls_back_too(path: Path, make: Make, caplo
 def three_steps(make: Make) -> None:
     with make(keep=0) as ckpt:
         for step in (1, 2, 3):
-            ckpt.save(step, {"t": torch.full((1000,), float(step)), "n": step})
+            ckpt.save(step, {"t": torch.full((500_000,), float(step)), "n": step})
 
 
 @pytest.mark.parametrize("harm", [flip, Path.unlink], ids=["flipped", "lost"])
@@ -593,7 +593,7 @@ def test_damage_found_while_casting_falls_back_as_far_as_needed(
     three_steps(make)
     flip(data_file(path, 3))
     harm(data_file(path, 2))
-    target = {"t": torch.zeros(1000, dtype=torch.float64), "n": 0}
+    target = {"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}
     assert make().restore(target, cast=True) == 1
     assert target["t"][0].item() == 1
     assert target["n"] == 1
@@ -604,7 +604,7 @@ def test_damage_of_all_found_while_casting_names_them_all(path: Path, make: Make
     for step in (1, 2, 3):
         flip(data_file(path, step))
     with pytest.raises(sw.DamagedError, match=r"(?s)step 3.*step 2.*step 1") as caught:
-        make().restore({"t": torch.zeros(1000, dtype=torch.float64), "n": 0}, cast=True)
+        make().restore({"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}, cast=True)
     assert says_undefined(caught.value)
 
 
@@ -616,17 +616,17 @@ def says_undefined(error: BaseException) -> bool:
 def test_refusal_after_a_damaged_version_was_placed_says_that_the_state_is_undefined(path: Path, make: Make) -> None:
     with make() as ckpt:
         ckpt.save(1, {"t": torch.ones(7)})
-        ckpt.save(2, {"t": torch.ones(1000)})
+        ckpt.save(2, {"t": torch.ones(500_000)})
     flip(data_file(path, 2))
     with pytest.raises(sw.MismatchError) as caught:
-        make().restore({"t": torch.zeros(1000)})
+        make().restore({"t": torch.zeros(500_000)})
     assert says_undefined(caught.value)
 
 
 def test_refusal_before_anything_was_placed_leaves_the_state_alone(save_once: SaveOnce, make: Make) -> None:
     save_once({"t": torch.ones(7)})
     with pytest.raises(sw.MismatchError) as caught:
-        make().restore({"t": torch.zeros(1000)})
+        make().restore({"t": torch.zeros(500_000)})
     assert not says_undefined(caught.value)
 
 
