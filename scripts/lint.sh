@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks behind `make lint`, `make tidy` and `make format`.
 #   lint.sh format | format-check | tidy-all | tidy-changed <commit> | ruff <bin folder>
-# clang-tidy reads the compile commands of build/release.
+# clang-tidy reads the compile commands of build/tidy, which is only configured: one command a source, no unity build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,11 +18,11 @@ tool() {
 sources() { find "${folders[@]}" -name '*.[ch]pp' | sort; }
 
 tidy() {
-  [[ -f build/release/compile_commands.json ]] || { echo "lint: run 'make build' first" >&2; exit 1; }
+  cmake -S . -B build/tidy -G Ninja -DSLACKWATER_UNITY=OFF -DSLACKWATER_PYTHON=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
   local clang_tidy
   clang_tidy=$(tool clang-tidy)
   # Flags only g++ knows are in the compile commands; clang-tidy need not complain about them.
-  xargs --no-run-if-empty -P "$(nproc)" -n 1 "$clang_tidy" --quiet -p build/release \
+  xargs --no-run-if-empty -P "$(nproc)" -n 1 "$clang_tidy" --quiet -p build/tidy \
     --extra-arg=-Wno-unknown-warning-option 2> >(grep -v ' warnings generated\.$' >&2 || true)
 }
 

@@ -104,6 +104,7 @@ Status Engine::Impl::commit(Voyage& voyage) {
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason),
                 voyage.directory);
   }
+  refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
   return {};
 }
 
