@@ -1,10 +1,11 @@
 """The demo: train, kill, resume, prove it, compare. About two minutes on two cores; no GPU needed.
 
 1. A small GPT trains without checkpoints: the reference.
-2. The same training, with a checkpoint at every iteration, in a child process that is killed with SIGKILL at a random step while a checkpoint
-   is on its way, started again, and goes on from the newest committed step.
+2. The same training, with a checkpoint at every iteration, in a child process that is killed with SIGKILL at a random
+   step while a checkpoint is on its way, started again, and goes on from the newest committed step.
 3. Both must agree bit by bit: every loss, the final weights, the optimizer's state. If they do not, the demo fails.
-4. One table: what a checkpoint at every iteration costs with Slackwater, torch.save and torch.distributed.checkpoint.async_save.
+4. One table: what a checkpoint at every iteration costs with Slackwater, torch.save and
+   torch.distributed.checkpoint.async_save.
 """
 
 import argparse
@@ -20,14 +21,16 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 STEPS = 48
-PRINT_EVERY = 6   # in a log file
+PRINT_EVERY = 6  # in a log file
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, default=Path("runs/demo"), help="where checkpoints go; emptied first (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the moment of the kill (default: another each time)")
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs/demo"), help="for checkpoints; emptied first (%(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=STEPS, help="of training (%(default)s)")
+    parser.add_argument("--seed", type=int, help="chooses the moment of the kill (another each time)")
     args = parser.parse_args()
 
     shutil.rmtree(args.dir, ignore_errors=True)
@@ -62,7 +65,7 @@ class Trainer:
         self._checkpoints = run is not None
         if run:
             command += ["--run", str(run)]
-        environment = os.environ | {"MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "FALSE"}   # the same threads in every run
+        environment = os.environ | {"MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "FALSE"}  # the same threads in every run
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
     def follow(self, until: int | None = None) -> None:
@@ -90,10 +93,11 @@ class Trainer:
         before = self.losses.setdefault(self.step, loss)
         if before != loss:
             LIVE.end()
-            fail(f"step {self.step} was repeated after the resume with another loss: {before} before the kill, {loss} now")
+            fail(f"step {self.step} was repeated with another loss: {before} before the kill, {loss} after it")
         text = f"step {self.step:3d}/{self.steps}   loss {float.fromhex(loss):.4f}"
         if self._checkpoints:
-            text += f"   stall {1e3 * event['stall']:5.1f} ms   flush {event['rate'] / 1e9:4.2f} GB/s   committed up to {self.committed}"
+            stall_ms, flush = 1e3 * event["stall"], event["rate"] / 1e9
+            text += f"   stall {stall_ms:5.1f} ms   flush {flush:4.2f} GB/s   {self.committed} checkpoints committed"
         LIVE.show(text, keep=self.step % PRINT_EVERY == 0 or self.step == self.steps)
 
     def kill(self) -> None:
@@ -105,14 +109,15 @@ class Trainer:
 def train_through_a_kill(steps: int, run: Path, rng: random.Random) -> Trainer:
     first = Trainer(steps, run)
     first.follow(until=rng.randint(steps // 3, 2 * steps // 3))
-    time.sleep(rng.uniform(0, 0.05))   # somewhere between the capture of this step and its commit, or just after
+    time.sleep(rng.uniform(0, 0.05))  # somewhere between the capture of this step and its commit, or just after
     first.kill()
-    say(f"killed with SIGKILL after step {first.step}; it had said of steps up to {first.committed} that they are committed")
+    say(f"killed with SIGKILL after step {first.step}; it had said that steps up to {first.committed} are committed")
 
     second = Trainer(steps, run, first.losses)
     second.follow()
     repeated = first.step - second.start
-    say(f"{repeated} of {first.step} steps had to be repeated" + (", with the same losses" if repeated else ": the last checkpoint had made it"))
+    ending = ", with the same losses" if repeated else ": the last checkpoint had made it"
+    say(f"{repeated} of {first.step} steps had to be repeated{ending}")
     if second.start < first.committed:
         fail(f"step {first.committed} had been committed, and the resume began at {second.start}")
     return second
@@ -130,15 +135,16 @@ def check_equal(reference: Trainer, survivor: Trainer, steps: int) -> None:
 
 
 def show_comparison(folder: Path, state_bytes: int) -> None:
-    from demo_compare import compare, table   # imports torch: only now, so that nothing else in this process competes with the trainers
+    from demo_compare import compare, table  # imports torch, which the parent of the trainers did not need until now
 
     measured = compare(folder, lambda text: LIVE.show(text, keep=False))
     LIVE.end()
     say(table(measured))
     say(f"""
-State: {state_bytes / 1e6:.0f} MB (weights and AdamW moments). Stall: all the time the training thread is held up by a checkpoint, over all
-steps, timed from outside. What the time buys differs: Slackwater checksums every byte, syncs, and commits atomically; async_save syncs
-its files, without checksums; torch.save leaves the file in the page cache, where a power cut finds it.""")
+State: {state_bytes / 1e6:.0f} MB (weights and AdamW moments). Stall: all the time the training thread is held up by a
+checkpoint, over all steps, timed from outside. What the time buys differs: Slackwater checksums every byte, syncs, and
+commits atomically; async_save syncs its files, without checksums; torch.save leaves the file in the page cache, where
+a power cut finds it.""")
 
 
 def slackwater(verb: str, run: Path) -> None:

@@ -1,8 +1,8 @@
-"""Four ways to train with a checkpoint at every iteration, side by side: none, Slackwater, torch.save, DCP's async_save.
+"""Four ways to train side by side: no checkpoints, Slackwater, torch.save, DCP's async_save; one at every iteration.
 
-One process, one model. The ways take turns, in another order each round, a few steps at a time; between turns the disk is synced, so
-that nobody pays for what another left behind. The stall is timed here, from outside, in the same way for all: everything that holds up the
-training thread because of checkpoints, before the update and after it.
+One process, one model. The ways take turns, in another order each round, a few steps at a time; between turns the disk
+is synced, so that nobody pays for what another left behind. The stall is timed here, from outside, in the same way for
+all: everything that holds up the training thread because of checkpoints, before the update and after it.
 """
 
 import os
@@ -13,11 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import slackwater as sw
 import torch
 import torch.distributed.checkpoint as dcp
 from demo_trainer import make_deterministic, new_state
-
-import slackwater as sw
 
 ROUNDS = ((0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2), (2, 3, 0, 1))
 STEPS_A_TURN = 6
@@ -38,6 +37,9 @@ class NoCheckpoints:
     def finish(self) -> None:
         """Waits until everything is saved."""
 
+    def close(self) -> None:
+        """Lets go of what it holds."""
+
 
 class Slackwater(NoCheckpoints):
     name = "Slackwater"
@@ -53,6 +55,9 @@ class Slackwater(NoCheckpoints):
 
     def finish(self) -> None:
         self._ckpt.wait()
+
+    def close(self) -> None:
+        self._ckpt.close()
 
 
 class TorchSave(NoCheckpoints):
@@ -75,7 +80,7 @@ class AsyncSave(NoCheckpoints):
         self._folder, self._state, self._previous = folder, state, None
 
     def after_update(self, step: int) -> None:
-        self.finish()   # one at a time, as its documentation asks for
+        self.finish()  # one at a time, as its documentation asks for
         state = {name: part.state_dict() for name, part in self._state.items()}
         self._previous = dcp.async_save(state, checkpoint_id=self._folder / str(step % 2), no_dist=True)
 
@@ -86,8 +91,8 @@ class AsyncSave(NoCheckpoints):
 
 @dataclass
 class Measured:
-    stalls: list[float] = field(default_factory=list)   # of each step
-    turns: list[float] = field(default_factory=list)    # seconds from the first step until everything was saved
+    stalls: list[float] = field(default_factory=list)  # of each step
+    turns: list[float] = field(default_factory=list)  # seconds from the first step until everything was saved
 
 
 def compare(folder: Path, show: Callable[[str], None]) -> dict[str, Measured]:
@@ -99,13 +104,15 @@ def compare(folder: Path, show: Callable[[str], None]) -> dict[str, Measured]:
     measured = {way.name: Measured() for way in ways}
 
     step = 0
-    for way in ways:    # the first checkpoint of each allocates its buffers and imports its modules: not counted
+    for way in ways:  # the first checkpoint of each allocates its buffers and imports its modules: not counted
         show(f"warming up: {way.name}")
         step = take_turn(way, state, step, 2, Measured())
     for number, order in enumerate(ROUNDS, 1):
         for way in (ways[i] for i in order):
             show(f"round {number} of {len(ROUNDS)}: {way.name}")
             step = take_turn(way, state, step, STEPS_A_TURN, measured[way.name])
+    for way in ways:
+        way.close()
     return measured
 
 
@@ -113,7 +120,9 @@ def take_turn(way: NoCheckpoints, state: dict, step: int, steps: int, measured: 
     """Trains some steps; returns the last one."""
     os.sync()
     began = time.perf_counter()
-    for step in range(step + 1, step + steps + 1):
+    last = step + steps
+    while step < last:
+        step += 1
         state["model"](*next(state["batches"])).backward()
         stall = timed(way.before_update)
         state["optim"].step()

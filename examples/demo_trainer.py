@@ -1,7 +1,7 @@
 """The trainer of the demo: a child process that demo.py starts, kills and starts again.
 
-Writes one JSON object a line to stdout: {"start": ...}, then one for each step, then {"end": ...}. Losses are written as
-hexadecimal floats and the final state as a SHA-256, so that the parent can compare bit by bit.
+Writes one JSON object a line to stdout: {"start": ...}, then one for each step, then {"end": ...}. Losses are written
+as hexadecimal floats and the final state as a SHA-256, so that the parent can compare bit by bit.
 """
 
 import argparse
@@ -11,10 +11,9 @@ import json
 import os
 import time
 
+import slackwater as sw
 import torch
 from gpt import GPT, Batches
-
-import slackwater as sw
 
 
 def main() -> None:

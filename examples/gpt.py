@@ -1,6 +1,6 @@
 """A small GPT and the text it reads: plain PyTorch, nothing of Slackwater in it.
 
-`Batches` is a data loader with a state: it can say where it stands and go on from there, which is what an exact resume needs.
+`Batches` is a data loader with a state: it can say where it stands and go on from there, for an exact resume.
 """
 
 from pathlib import Path
@@ -33,7 +33,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads, dropout)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm1(x))
@@ -41,9 +43,18 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Calling it with tokens and targets gives the loss. The output layer shares the embedding's weight, as in GPT-2."""
+    """Calling it with tokens and targets gives the loss. Output and embedding share their weight, as in GPT-2."""
 
-    def __init__(self, vocabulary: int, *, layers: int = 6, width: int = 320, heads: int = 5, context: int = 128, dropout: float = 0.1):
+    def __init__(
+        self,
+        vocabulary: int,
+        *,
+        layers: int = 6,
+        width: int = 320,
+        heads: int = 5,
+        context: int = 128,
+        dropout: float = 0.1,
+    ):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)

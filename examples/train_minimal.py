@@ -1,12 +1,11 @@
-"""The shortest training loop with a checkpoint at every iteration. Stop it with Ctrl-C or kill -9, start it again: it goes on."""
+"""The shortest training loop with a checkpoint at every iteration. Stop it with kill -9, start it again: it goes on."""
 
 import sys
 from pathlib import Path
 
+import slackwater as sw
 import torch
 from gpt import GPT, Batches
-
-import slackwater as sw
 
 directory = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/minimal")
 directory.parent.mkdir(parents=True, exist_ok=True)

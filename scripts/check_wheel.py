@@ -9,8 +9,16 @@ import zipfile
 from pathlib import Path
 
 # Present on any Linux with Python. Everything else (liburing, fmt, xxHash) is linked in.
-SYSTEM_LIBRARIES = {"linux-vdso.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1",
-                    "libgcc_s.so.1", "libstdc++.so.6"}
+SYSTEM_LIBRARIES = {
+    "linux-vdso.so.1",
+    "libc.so.6",
+    "libm.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+}
 
 SMOKE_TEST = """
 import sys
@@ -45,8 +53,10 @@ def check_contents(wheel: Path) -> None:
         "the licence": "/LICENSE",
     }.items():
         expect(any(name.endswith(ending) for name in names), f"{what} ({ending}) is not in {wheel.name}")
-    expect(any(name.startswith("slackwater/_core.") and name.endswith(".so") for name in names),
-           f"the extension slackwater/_core is not in {wheel.name}")
+    expect(
+        any(name.startswith("slackwater/_core.") and name.endswith(".so") for name in names),
+        f"the extension slackwater/_core is not in {wheel.name}",
+    )
     strays = [name for name in names if not name.startswith(("slackwater/", "slackwater-"))]
     expect(not strays, f"{wheel.name} holds files it should not: {strays}")
 
@@ -56,7 +66,18 @@ def check_installed(wheel: Path, version: str, folder: Path) -> None:
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
     # The pip of this environment installs into the other one, which saves that one a pip of its own.
-    run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        str(wheel),
+    )
 
     command = environment / "bin" / "slackwater"
     expect(version in run(str(command), "--version"), f"slackwater --version does not say {version}")
@@ -68,8 +89,10 @@ def check_installed(wheel: Path, version: str, folder: Path) -> None:
     for binary in (command, extension):
         for line in run("ldd", str(binary)).splitlines():
             library = os.path.basename(line.split()[0])
-            expect(library in SYSTEM_LIBRARIES or library.startswith("ld-linux"),
-                   f"{binary.name} links to {library}, which a user's machine may not have")
+            expect(
+                library in SYSTEM_LIBRARIES or library.startswith("ld-linux"),
+                f"{binary.name} links to {library}, which a user's machine may not have",
+            )
 
 
 def run(*command: str) -> str:

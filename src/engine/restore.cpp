@@ -25,6 +25,11 @@ std::optional<std::string> not_covered(std::set<std::string> placed, const std::
   return *placed.begin();
 }
 
+bool is_refusal(const Error& error) {
+  return error.kind == ErrorKind::kMismatch || error.kind == ErrorKind::kInvalidArgument ||
+         error.kind == ErrorKind::kUnsupported;
+}
+
 std::string listed(const std::vector<VersionInfo>& versions) {
   std::string text;
   for (const VersionInfo& version : versions) text += fmt::format("{}{}", text.empty() ? "" : ", ", version.step);
@@ -85,9 +90,11 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
                         .path = options_.path};
         return fail(*refusal);
       }
+      auto read = checkpoint.read(*targets);
+      if (!read && is_refusal(read.error())) return read;  // targets are checked before a byte moves
       placing_began = true;
       for (const Target& target : *targets) placed.insert(target.name);
-      return checkpoint.read(*targets);
+      return read;
     };
     auto status = attempt_one();
     if (status) {
