@@ -156,6 +156,9 @@ class Encoder:
             if type(value) in _ATOMS:
                 result.append((key, _atom(value)))
                 continue
+            if name and names.stands_for_itself(key):
+                result.append((key, self.encode(value, f"{name}.{key}")))
+                continue
             if name_of is None:
                 name_of = names.namer(mapping, name, self.holds_more_than_tensors, key_text)
             result.append((key, self.encode(value, name_of(key))))

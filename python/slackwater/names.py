@@ -65,6 +65,12 @@ def is_clean(key: Any) -> bool:
     )
 
 
+def stands_for_itself(key: Any) -> bool:
+    """Whether ``namer`` would give this key as it is, whatever stands beside it: most keys of an optimizer's state."""
+    kind = type(key)
+    return (kind is str and key.isidentifier() and key.isascii()) or (kind is int and 0 <= key < 1 << 63)
+
+
 def namer(
     mapping: Mapping[Any, Any],
     prefix: str,

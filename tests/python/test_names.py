@@ -131,3 +131,14 @@ def test_patterns(only: Any, exclude: Any, chosen: list[str]) -> None:
 def test_pattern_of_another_type_is_refused() -> None:
     with pytest.raises(sw.UsageError, match="pattern"):
         names.Pattern(only=[1])  # type: ignore[list-item]
+
+
+KEYS = st.one_of(st.text(max_size=6), st.integers(), st.sampled_from(["a.b", "_orig_mod", "module", "w"]))
+
+
+@given(st.dictionaries(KEYS, st.none(), max_size=5))
+def test_keys_that_stand_for_themselves_are_named_so_by_the_namer(mapping: dict[Any, None]) -> None:
+    name_of = names.namer(mapping, "p", lambda value: False)
+    for key in mapping:
+        if names.stands_for_itself(key):
+            assert name_of(key) == f"p.{key}"
