@@ -1,0 +1,113 @@
+// Simulator: stream capture. What is put on a capturing stream is recorded, not run; calls that a capture could not
+// see spoil it.
+#include <algorithm>
+
+#include "sim/simulator.hpp"
+
+namespace slackwater::sim {
+namespace {
+
+void leave(Capture& capture) {
+  capture.ended = true;
+  for (const StreamPtr& stream : capture.streams) {
+    stream->capture.reset();
+    stream->recorded = 0;
+    stream->joined = false;
+  }
+}
+
+}  // namespace
+
+CUresult Simulator::begin_capture(const StreamPtr& stream, cuda::CUstreamCaptureMode mode) {
+  if (stream->legacy) return CUresult::kStreamCaptureUnsupported;
+  if (stream->capture != nullptr) return CUresult::kIllegalState;
+  auto capture = std::make_shared<Capture>();
+  capture->mode = mode;
+  capture->thread = std::this_thread::get_id();
+  capture->streams.push_back(stream);
+  stream->capture = capture;
+  captures.push_back(capture);
+  return CUresult::kSuccess;
+}
+
+CUresult Simulator::end_capture(const StreamPtr& stream) {
+  const CapturePtr capture = stream->capture;
+  if (capture == nullptr) return CUresult::kIllegalState;
+  if (capture->streams.front() != stream) return CUresult::kStreamCaptureUnmatched;
+  if (capture->mode != cuda::CUstreamCaptureMode::kRelaxed && capture->thread != std::this_thread::get_id()) {
+    return CUresult::kStreamCaptureWrongThread;
+  }
+  const bool unjoined = std::any_of(capture->streams.begin() + 1, capture->streams.end(),
+                                    [](const StreamPtr& forked) { return !forked->joined; });
+  leave(*capture);
+  std::erase(captures, capture);
+  if (capture->invalidated) return CUresult::kStreamCaptureInvalidated;
+  return unjoined ? CUresult::kStreamCaptureUnjoined : CUresult::kSuccess;
+}
+
+void Simulator::abandon_capture(Stream& stream) {
+  const CapturePtr capture = stream.capture;
+  if (capture == nullptr) return;
+  leave(*capture);
+  std::erase(captures, capture);
+}
+
+CUresult Simulator::check_unsafe(const ThreadState& thread) {
+  if (thread.capture_mode == cuda::CUstreamCaptureMode::kRelaxed) return CUresult::kSuccess;
+  CUresult result = CUresult::kSuccess;
+  for (const CapturePtr& capture : captures) {
+    const bool own = capture->thread == std::this_thread::get_id();
+    const bool covered = own ? capture->mode != cuda::CUstreamCaptureMode::kRelaxed
+                             : capture->mode == cuda::CUstreamCaptureMode::kGlobal &&
+                                   thread.capture_mode == cuda::CUstreamCaptureMode::kGlobal;
+    if (!covered) continue;
+    capture->invalidated = true;
+    result = CUresult::kStreamCaptureUnsupported;
+  }
+  return result;
+}
+
+bool Simulator::capturing_implicitly(const Device& device) const {
+  return std::ranges::any_of(captures, [&device](const CapturePtr& capture) {
+    return std::ranges::any_of(
+        capture->streams, [&device](const StreamPtr& stream) { return stream->device == &device && stream->blocking; });
+  });
+}
+
+bool Simulator::spoil_implicit(const Device& device) {
+  if (!capturing_implicitly(device)) return false;
+  for (const CapturePtr& capture : captures) {
+    for (const StreamPtr& stream : capture->streams) {
+      if (stream->device == &device && stream->blocking) capture->invalidated = true;
+    }
+  }
+  return true;
+}
+
+CUresult Simulator::wait_in_capture(const StreamPtr& stream, Event& event) {
+  if (event.capture == nullptr) {
+    // Work of before the capture: a graph that is replayed later cannot wait for it.
+    if (event.record == nullptr) return CUresult::kSuccess;
+    stream->capture->invalidated = true;
+    return CUresult::kStreamCaptureIsolation;
+  }
+  if (event.capture->ended) return CUresult::kCapturedEvent;
+  if (stream->capture == nullptr) {
+    if (stream->legacy) {
+      event.capture->invalidated = true;
+      return CUresult::kStreamCaptureImplicit;
+    }
+    stream->capture = event.capture;
+    event.capture->streams.push_back(stream);
+  } else if (stream->capture != event.capture) {
+    stream->capture->invalidated = event.capture->invalidated = true;
+    return CUresult::kStreamCaptureMerge;
+  }
+  const StreamPtr origin = event.captured_on.lock();
+  if (origin != nullptr && origin->recorded == event.captured_at) origin->joined = true;
+  ++stream->recorded;
+  stream->joined = false;
+  return CUresult::kSuccess;
+}
+
+}  // namespace slackwater::sim

@@ -1,0 +1,161 @@
+// The control interface: the machine, its memory, counters and faults.
+#include <cstring>
+#include <string>
+
+#include "sim/sim_cuda.h"
+#include "sim/simulator.hpp"
+
+using namespace slackwater::sim;
+using slackwater::cuda::CUevent;
+
+namespace {
+
+// Runs `body` on the device with the lock held; CUDA_ERROR_INVALID_DEVICE if there is no such device.
+template <class Body>
+int on_device(int ordinal, Body body) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  Device* const device = sim.device_at(ordinal);
+  if (device == nullptr) return static_cast<int>(CUresult::kInvalidDevice);
+  body(*device);
+  return 0;
+}
+
+AllocationPtr allocation_at(std::uint64_t address, std::size_t size_bytes) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  return sim.memory.find(address, size_bytes);
+}
+
+std::mutex& memory_mutex_of(const Allocation& allocation) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  return sim.device_at(allocation.device)->memory_mutex;
+}
+
+int64_t nanoseconds(TimePoint time) { return std::chrono::duration_cast<Duration>(time.time_since_epoch()).count(); }
+
+}  // namespace
+
+int swsim_configure(int device_count) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  if (sim.initialized) return static_cast<int>(CUresult::kNotPermitted);
+  if (device_count <= 0) return static_cast<int>(CUresult::kInvalidValue);
+  sim.make_devices(device_count);
+  return 0;
+}
+
+int swsim_get_config(int device, swsim_device_config* config) {
+  return on_device(device, [config](const Device& found) { *config = found.config; });
+}
+
+int swsim_set_config(int device, const swsim_device_config* config) {
+  return on_device(device, [config](Device& found) { found.config = *config; });
+}
+
+uint64_t swsim_reset(void) {
+  Simulator& sim = simulator();
+  {
+    const std::lock_guard lock(sim.mutex);
+    if (const std::uint64_t alive = sim.alive(); alive > 0) return alive;
+  }
+  sim.stop();
+  const std::lock_guard lock(sim.mutex);
+  sim.forget_everything();
+  return 0;
+}
+
+int swsim_is_device_address(uint64_t address) { return allocation_at(address, 1) != nullptr ? 1 : 0; }
+
+void* swsim_device_to_host_alias(uint64_t address) {
+  const AllocationPtr allocation = allocation_at(address, 1);
+  return allocation != nullptr ? allocation->at(address) : nullptr;
+}
+
+int swsim_read(void* to, uint64_t from, size_t size_bytes) {
+  const AllocationPtr allocation = allocation_at(from, size_bytes);
+  if (allocation == nullptr) return static_cast<int>(CUresult::kInvalidValue);
+  const std::lock_guard lock(memory_mutex_of(*allocation));
+  std::memcpy(to, allocation->at(from), size_bytes);
+  return 0;
+}
+
+int swsim_write(uint64_t to, const void* from, size_t size_bytes) {
+  const AllocationPtr allocation = allocation_at(to, size_bytes);
+  if (allocation == nullptr) return static_cast<int>(CUresult::kInvalidValue);
+  const std::lock_guard lock(memory_mutex_of(*allocation));
+  std::memcpy(allocation->at(to), from, size_bytes);
+  return 0;
+}
+
+void swsim_counters(swsim_counts* counts) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  *counts = sim.counts;
+  for (const auto& device : sim.devices) {
+    counts->contexts += device->context != nullptr ? 1 : 0;
+    counts->device_bytes += sim.memory.used_bytes(device->ordinal);
+  }
+  counts->streams = sim.streams.size();
+  counts->events = sim.events.size();
+  counts->allocations = sim.memory.count();
+  counts->registrations = sim.host.count();
+  counts->pinned_bytes = sim.host.pinned_bytes();
+}
+
+uint64_t swsim_calls(const char* symbol) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  const auto found = sim.calls.find(std::string_view(symbol));
+  return found != sim.calls.end() ? found->second : 0;
+}
+
+int swsim_engine(int device, int direction, swsim_engine_stats* stats) {
+  return on_device(device, [=](const Device& found) {
+    *stats = (direction == SWSIM_D2H ? found.to_host : found.to_device).stats();
+  });
+}
+
+int64_t swsim_event_time_ns(void* event) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  const EventPtr found = sim.event_of(static_cast<CUevent>(event));
+  if (found == nullptr || found->record == nullptr || !found->record->done) return -1;
+  return nanoseconds(found->record->done_at);
+}
+
+int64_t swsim_now_ns(void) { return nanoseconds(Clock::now()); }
+
+void swsim_fail_call(const char* symbol, uint64_t nth, int code, int sticky) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  if (nth > 0) sim.call_faults.push_back({symbol, nth, static_cast<CUresult>(code), sticky != 0});
+}
+
+int swsim_fail_copy(int device, uint64_t nth, int code) {
+  return on_device(device, [=](Device& found) {
+    if (nth > 0) found.copy_faults.push_back({nth, static_cast<CUresult>(code)});
+  });
+}
+
+int swsim_stall_copies(int device, int mode) {
+  return on_device(device, [=](Device& found) {
+    found.stall = mode;
+    if (mode == SWSIM_STALL_OFF) found.released_at = Clock::now();
+    found.wake();
+  });
+}
+
+int swsim_wait_begun(int device, int direction, uint64_t copies) {
+  Simulator& sim = simulator();
+  std::unique_lock lock(sim.mutex);
+  Device* const found = sim.device_at(device);
+  if (found == nullptr) return static_cast<int>(CUresult::kInvalidDevice);
+  CopyEngine& engine = direction == SWSIM_D2H ? found->to_host : found->to_device;
+  return static_cast<int>(engine.wait_begun(lock, copies) ? CUresult::kSuccess : CUresult::kNotReady);
+}
+
+int swsim_lose_device(int device) {
+  return on_device(device, [](Device& found) { found.fail(CUresult::kUnknown); });
+}

@@ -1,0 +1,164 @@
+#include "sim/copy_call.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "sim/copy_work.hpp"
+
+namespace slackwater::sim {
+namespace {
+
+// One end of a request, as far as the simulator knows it.
+struct End {
+  AllocationPtr allocation;  // null: host memory
+  PinnedPtr pinned;          // null: pageable, if it is host memory
+  std::byte* bytes = nullptr;
+};
+
+std::size_t extent(const CopyRequest& request, std::size_t pitch) {
+  return request.height == 0 ? 0 : (request.height - 1) * pitch + request.width;
+}
+
+std::optional<End> resolve(const Simulator& sim, const Device& device, std::uint64_t address, Place place,
+                           std::size_t extent_bytes) {
+  if (AllocationPtr allocation = sim.memory.find(address, extent_bytes); allocation != nullptr) {
+    if (place == Place::kHost) return std::nullopt;
+    std::byte* const bytes = allocation->at(address);
+    return End{.allocation = std::move(allocation), .pinned = nullptr, .bytes = bytes};
+  }
+  // A range that only begins in device memory is too long.
+  if (place == Place::kDevice || address == 0 || sim.memory.find(address, 1) != nullptr) return std::nullopt;
+  std::optional<PinnedPtr> pinned = sim.host.find(address, extent_bytes);
+  if (!pinned.has_value() || (*pinned == nullptr && sim.memory.was_freed(address))) return std::nullopt;
+  End end{.allocation = nullptr, .pinned = std::move(*pinned), .bytes = reinterpret_cast<std::byte*>(address)};
+  if (end.pinned != nullptr && !end.pinned->portable && end.pinned->device != device.ordinal) end.pinned.reset();
+  return end;
+}
+
+// What goes to one engine at one speed: one op.
+struct Group {
+  std::vector<CopyPart> parts;
+  std::vector<std::shared_ptr<const void>> held;
+  std::set<int> devices;
+  std::uint64_t bytes = 0;
+};
+
+class Sorter {
+ public:
+  Sorter(Simulator& sim, const Stream& stream) : sim_(sim), stream_(stream) {}
+
+  [[nodiscard]] CUresult add(const CopyRequest& request) {
+    if (request.width == 0 || request.height == 0) return CUresult::kSuccess;
+    if (request.height > 1 && (request.from_pitch < request.width || request.to_pitch < request.width)) {
+      return CUresult::kInvalidValue;
+    }
+    const Device& device = *stream_.device;
+    const auto from = resolve(sim_, device, request.from, request.from_place, extent(request, request.from_pitch));
+    const auto to = resolve(sim_, device, request.to, request.to_place, extent(request, request.to_pitch));
+    if (!from.has_value() || !to.has_value()) return CUresult::kInvalidValue;
+    if (from->allocation == nullptr && to->allocation == nullptr) return CUresult::kInvalidValue;
+
+    CopyPart part{from->bytes, to->bytes, request.width, request.height, request.from_pitch, request.to_pitch};
+    if (from->allocation != nullptr && to->allocation != nullptr) {
+      const bool here = from->allocation->device == device.ordinal || to->allocation->device == device.ordinal;
+      if (!here) return CUresult::kInvalidValue;
+      put(within_, part, {from->allocation, to->allocation}, {from->allocation->device, to->allocation->device});
+      return CUresult::kSuccess;
+    }
+    const bool outward = from->allocation != nullptr;
+    const AllocationPtr& allocation = outward ? from->allocation : to->allocation;
+    const PinnedPtr& pinned = outward ? to->pinned : from->pinned;
+    if (allocation->device != device.ordinal) return CUresult::kInvalidValue;
+    std::shared_ptr<const void> host_side = pinned;
+    if (!outward && pinned == nullptr) host_side = stage(part);
+    put(outward ? to_host_[pinned == nullptr] : to_device_[pinned == nullptr], part, {allocation, host_side},
+        {allocation->device});
+    return CUresult::kSuccess;
+  }
+
+  [[nodiscard]] bool pageable() const { return !to_host_[1].parts.empty() || !to_device_[1].parts.empty(); }
+  [[nodiscard]] bool waits() const { return !to_host_[1].parts.empty(); }
+
+  [[nodiscard]] std::vector<Task> tasks() {
+    std::vector<Task> tasks;
+    append(tasks, within_, EngineKind::kCompute, false);
+    for (const bool is_pageable : {false, true}) {
+      append(tasks, to_host_[is_pageable], EngineKind::kDeviceToHost, is_pageable);
+      append(tasks, to_device_[is_pageable], EngineKind::kHostToDevice, is_pageable);
+    }
+    return tasks;
+  }
+
+ private:
+  // The caller may reuse pageable memory when the call returns: its bytes are taken now.
+  static std::shared_ptr<const void> stage(CopyPart& part) {
+    auto staging = std::make_shared<std::vector<std::byte>>(part.size_bytes());
+    for (std::size_t row = 0; row < part.height; ++row) {
+      std::memcpy(staging->data() + row * part.width, part.from + row * part.from_pitch, part.width);
+    }
+    part.from = staging->data();
+    part.from_pitch = part.width;
+    return staging;
+  }
+
+  static void put(Group& group, const CopyPart& part, std::initializer_list<std::shared_ptr<const void>> held,
+                  std::initializer_list<int> devices) {
+    group.parts.push_back(part);
+    group.held.insert(group.held.end(), held);
+    group.devices.insert(devices);
+    group.bytes += part.size_bytes();
+  }
+
+  void append(std::vector<Task>& tasks, Group& group, EngineKind engine, bool is_pageable) {
+    if (group.parts.empty()) return;
+    std::vector<std::mutex*> locks;
+    for (const int ordinal : group.devices) locks.push_back(&sim_.device_at(ordinal)->memory_mutex);
+    std::ranges::shuffle(group.parts, sim_.shuffle);
+    tasks.push_back(
+        {.engine = engine,
+         .work = std::make_unique<CopyWork>(std::move(group.parts), std::move(locks), std::move(group.held)),
+         .copy_bytes = group.bytes,
+         .pageable = is_pageable});
+  }
+
+  Simulator& sim_;
+  const Stream& stream_;
+  Group within_;      // and between devices
+  Group to_host_[2];  // pinned, pageable
+  Group to_device_[2];
+};
+
+}  // namespace
+
+CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream, const std::vector<CopyRequest>& requests,
+                      std::size_t* failed) {
+  const StreamPtr found = sim.stream_of(call, stream);
+  if (found == nullptr) return CUresult::kInvalidHandle;
+  if (found->device->failed()) return found->device->error;
+  Sorter sorter(sim, *found);
+  for (std::size_t index = 0; index < requests.size(); ++index) {
+    if (const CUresult result = sorter.add(requests[index]); result != CUresult::kSuccess) {
+      if (failed != nullptr) *failed = index;
+      return result;
+    }
+  }
+  if (found->capture != nullptr && sorter.pageable()) {
+    found->capture->invalidated = true;
+    return CUresult::kStreamCaptureUnsupported;
+  }
+  const bool waits = sorter.waits();
+  std::vector<Task> tasks = sorter.tasks();
+  if (tasks.empty()) return CUresult::kSuccess;
+  OpPtr queued;
+  if (const CUresult result = sim.enqueue(found, std::move(tasks), &queued); result != CUresult::kSuccess) {
+    return result;
+  }
+  if (!waits) return CUresult::kSuccess;
+  sim.wait(call, queued, true);
+  return found->device->error;
+}
+
+}  // namespace slackwater::sim

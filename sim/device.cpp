@@ -1,0 +1,40 @@
+#include "sim/device.hpp"
+
+#include <algorithm>
+
+namespace slackwater::sim {
+
+Device::Device(Simulator& simulator, int device_ordinal)
+    : ordinal(device_ordinal),
+      config{.memory_bytes = std::uint64_t{16} << 30},
+      to_host(simulator, *this, EngineKind::kDeviceToHost),
+      to_device(simulator, *this, EngineKind::kHostToDevice),
+      compute(simulator, *this) {}
+
+void Device::fail(cuda::CUresult code) {
+  if (!failed()) error = code;
+  wake();
+}
+
+void Device::wake() {
+  to_host.wake();
+  to_device.wake();
+  compute.wake();
+}
+
+cuda::CUresult Device::take_copy_fault() {
+  cuda::CUresult code = cuda::CUresult::kSuccess;
+  for (CopyFault& fault : copy_faults) {
+    if (--fault.remaining == 0) code = fault.code;
+  }
+  std::erase_if(copy_faults, [](const CopyFault& fault) { return fault.remaining == 0; });
+  return code;
+}
+
+Duration transfer_time(std::uint64_t bytes, std::uint64_t bytes_per_s, std::uint64_t latency_ns) {
+  double nanoseconds = static_cast<double>(latency_ns);
+  if (bytes_per_s > 0) nanoseconds += static_cast<double>(bytes) * 1e9 / static_cast<double>(bytes_per_s);
+  return Duration(static_cast<Duration::rep>(nanoseconds));
+}
+
+}  // namespace slackwater::sim

@@ -1,0 +1,68 @@
+// DeviceMemory: what cuMemAlloc hands out. Each allocation is one memfd mapped twice: at the device address without
+// any access rights, so that a host that touches it faults, and at an alias that only the simulator knows.
+// Thread rule: guarded by Simulator::mutex; the bytes behind an alias by Device::memory_mutex.
+// Lifetime: work that uses an allocation shares it, so that a free never pulls memory from under a copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+
+#include "device/cuda_abi.hpp"
+
+namespace slackwater::sim {
+
+// A mapping, unmapped by the destructor.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* address, std::size_t size_bytes) : address_(address), size_bytes_(size_bytes) {}
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(address_); }
+  [[nodiscard]] std::size_t size_bytes() const { return size_bytes_; }
+
+ private:
+  void* address_ = nullptr;
+  std::size_t size_bytes_ = 0;
+};
+
+struct Allocation {
+  int device = 0;
+  cuda::CUdeviceptr address = 0;
+  std::size_t size_bytes = 0;  // as asked for
+  Mapping reserved;            // at the device address
+  Mapping alias;
+
+  [[nodiscard]] std::byte* at(cuda::CUdeviceptr inside) const { return alias.data() + (inside - address); }
+};
+using AllocationPtr = std::shared_ptr<Allocation>;
+
+class DeviceMemory {
+ public:
+  // Null when the operating system has no more memory or mappings.
+  [[nodiscard]] AllocationPtr allocate(int device, std::size_t size_bytes);
+  // The allocation that holds all of these bytes; null if none does.
+  [[nodiscard]] AllocationPtr find(cuda::CUdeviceptr address, std::size_t size_bytes) const;
+  // By exact base address. The address is not given out again soon, so that a use after free is seen.
+  [[nodiscard]] bool free(cuda::CUdeviceptr address);
+  std::uint64_t free_all_of(int device);  // how many there were
+  [[nodiscard]] bool was_freed(cuda::CUdeviceptr address) const;
+
+  [[nodiscard]] std::uint64_t count() const { return live_.size(); }
+  [[nodiscard]] std::uint64_t used_bytes(int device) const;
+  void forget_freed() { freed_.clear(); }
+
+ private:
+  using Live = std::map<cuda::CUdeviceptr, AllocationPtr>;
+  Live::iterator retire(Live::iterator entry);
+
+  Live live_;
+  std::deque<Mapping> freed_;  // addresses only, nothing behind them
+};
+
+}  // namespace slackwater::sim

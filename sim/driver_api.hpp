@@ -1,0 +1,19 @@
+// What the simulated driver library exports of the driver's interface: every function of src/device/cuda_abi.hpp, and
+// the calls that only tests make. Definitions that differ from these declarations do not compile.
+#pragma once
+
+#include "device/cuda_abi.hpp"
+
+namespace slackwater::cuda {
+
+extern "C" {
+#define SWSIM_DECLARE(name, parameters) __attribute__((visibility("default"))) CUresult name parameters;
+SW_CUDA_REQUIRED_FUNCTIONS(SWSIM_DECLARE)
+SW_CUDA_OPTIONAL_FUNCTIONS(SWSIM_DECLARE)
+SWSIM_DECLARE(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))
+SWSIM_DECLARE(cuStreamEndCapture, (CUstream stream, CUgraph* graph))
+SWSIM_DECLARE(cuGraphDestroy, (CUgraph graph))
+#undef SWSIM_DECLARE
+}
+
+}  // namespace slackwater::cuda

@@ -1,0 +1,16 @@
+// The simulated driver's texts for result codes. Constant data.
+#pragma once
+
+#include "device/cuda_abi.hpp"
+
+namespace slackwater::sim {
+
+struct ErrorText {
+  cuda::CUresult code;
+  const char* name;
+  const char* text;
+};
+
+[[nodiscard]] const ErrorText* find_error(cuda::CUresult code);  // null for one that cuda_abi.hpp does not name
+
+}  // namespace slackwater::sim

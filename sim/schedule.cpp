@@ -1,0 +1,134 @@
+// Simulator: work in order. Streams, waits and the rules of the legacy default stream become edges between ops.
+#include <algorithm>
+#include <utility>
+
+#include "sim/simulator.hpp"
+
+namespace slackwater::sim {
+
+OpPtr Simulator::new_op(const Stream& stream, Task task) {
+  auto op = std::make_shared<Op>();
+  op->device = stream.device;
+  op->engine = task.engine;
+  op->work = std::move(task.work);
+  op->duration = task.duration;
+  op->copy_bytes = task.copy_bytes;
+  op->pageable = task.pageable;
+  op->priority = stream.priority;
+  op->sequence = ++next_sequence_;
+  op->ready_at = Clock::now();
+  ++counts.pending;
+  return op;
+}
+
+CUresult Simulator::enqueue(const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued, const OpPtr& also_after) {
+  if (stream->capture != nullptr) {
+    if (stream->capture->invalidated) return CUresult::kStreamCaptureInvalidated;
+    ++stream->recorded;
+    stream->joined = false;
+    if (queued != nullptr) queued->reset();
+    return CUresult::kSuccess;
+  }
+  Device& device = *stream->device;
+  if (stream->legacy && spoil_implicit(device)) return CUresult::kStreamCaptureImplicit;
+
+  std::vector<OpPtr> before{stream->tail, also_after};
+  if (stream->legacy) {
+    for (const auto& [handle, other] : streams) {
+      if (other->device == &device && other->blocking) before.push_back(other->tail);
+    }
+    for (const auto& [thread, other] : device.thread_streams) before.push_back(other->tail);
+  } else if (stream->blocking) {
+    before.push_back(device.legacy_stream->tail);
+  }
+
+  std::vector<OpPtr> ops;
+  for (Task& task : tasks) ops.push_back(new_op(*stream, std::move(task)));
+  // What comes after waits for one op: the only one, or a marker behind all of them.
+  const OpPtr last = ops.size() == 1 ? ops.front() : new_op(*stream, Task{});
+  for (const OpPtr& op : ops) {
+    for (const OpPtr& earlier : before) link(earlier, op);
+    if (op != last) link(op, last);
+  }
+  if (ops.empty()) {
+    for (const OpPtr& earlier : before) link(earlier, last);
+  }
+  stream->tail = last;
+  if (queued != nullptr) *queued = last;
+  for (const OpPtr& op : ops) {
+    if (op->missing == 0) launch(op);
+  }
+  if (ops.empty() && last->missing == 0) complete(last, last->ready_at);
+  return CUresult::kSuccess;
+}
+
+void Simulator::link(const OpPtr& before, const OpPtr& after) {
+  if (before == nullptr || before->done) return;
+  before->next.push_back(after);
+  ++after->missing;
+}
+
+void Simulator::launch(const OpPtr& op) {
+  switch (op->engine) {
+    case EngineKind::kNone: break;
+    case EngineKind::kCompute: op->device->compute.add(op); break;
+    case EngineKind::kDeviceToHost: op->device->to_host.add(op); break;
+    case EngineKind::kHostToDevice: op->device->to_device.add(op); break;
+  }
+}
+
+void Simulator::complete(const OpPtr& op, TimePoint at) {
+  op->done_at = at;
+  std::vector<OpPtr> done{op};
+  bool watched = false;
+  while (!done.empty()) {
+    const OpPtr current = std::move(done.back());
+    done.pop_back();
+    current->done = true;
+    current->work.reset();
+    watched |= current->watched;
+    --counts.pending;
+    for (const OpPtr& next : std::exchange(current->next, {})) {
+      next->ready_at = std::max(next->ready_at, current->done_at);
+      if (--next->missing > 0) continue;
+      if (next->engine == EngineKind::kNone) {
+        next->done_at = next->ready_at;
+        done.push_back(next);
+      } else {
+        launch(next);
+      }
+    }
+  }
+  if (watched) progress_.notify_all();
+}
+
+void Simulator::wait(Call& call, const OpPtr& op, bool spins) {
+  if (op == nullptr || op->done) return;
+  ++counts.host_waits;
+  if (spins) ++counts.spinning_waits;
+  op->watched = true;
+  progress_.wait(call.lock, [this, &op] { return op->done || stopping; });
+}
+
+void Simulator::wait_for_device(Call& call, Device& device) {
+  std::vector<OpPtr> last = device.orphans;
+  for (const auto& [handle, stream] : streams) {
+    if (stream->device == &device) last.push_back(stream->tail);
+  }
+  for (const auto& [thread, stream] : device.thread_streams) last.push_back(stream->tail);
+  if (device.legacy_stream != nullptr) last.push_back(device.legacy_stream->tail);
+  for (const OpPtr& op : last) wait(call, op, true);
+}
+
+bool Simulator::idle(const Stream& stream) const {
+  const auto over = [](const Stream& other) { return other.tail == nullptr || other.tail->done; };
+  if (!over(stream)) return false;
+  if (!stream.legacy) return true;
+  const auto out_of_the_way = [&](const auto& entry) {
+    return entry.second->device != stream.device || !entry.second->blocking || over(*entry.second);
+  };
+  return std::ranges::all_of(streams, out_of_the_way) &&
+         std::ranges::all_of(stream.device->thread_streams, out_of_the_way);
+}
+
+}  // namespace slackwater::sim
