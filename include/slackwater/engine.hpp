@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,8 @@
 namespace slackwater {
 
 // In the order a snapshot reaches them.
-enum class Level : std::uint8_t { kCaptured, kStaged, kDurable, kCommitted };
+// kFenced: every copy has been made, or has been queued on its device, so that an update can be ordered behind it.
+enum class Level : std::uint8_t { kCaptured, kFenced, kStaged, kDurable, kCommitted };
 [[nodiscard]] std::string_view to_string(Level level);
 
 struct Progress {
@@ -42,8 +44,11 @@ struct SnapshotStats {
   std::uint64_t at_once_bytes = 0;  // volatile tensors, copied inside save()
   double save_seconds = 0;          // inside save(), busy_seconds included
   double busy_seconds = 0;          // of that, waiting for an earlier snapshot
-  double fence_seconds = 0;         // all time spent waiting in fences
-  double staged_seconds = 0;        // from the start of save(); 0 while not reached
+  double fence_seconds = 0;         // all time the CPU spent waiting in fences
+  std::uint32_t host_fences = 0;    // fences that waited until the bytes had left
+  std::uint32_t device_fences = 0;  // fences that ordered the streams given behind the copies, and let the CPU go on
+  double fenced_seconds = 0;        // from the start of save(); 0 while not reached
+  double staged_seconds = 0;
   double durable_seconds = 0;
   double committed_seconds = 0;
 };
@@ -55,6 +60,10 @@ class Snapshot {
   // Returns when the sources may be written again: copies are done, or this snapshot has failed. Never hangs
   // (stall_timeout). The Status tells how the snapshot stands; training may go on either way.
   Status fence();
+  // The fence on the device: returns when work queued on these streams from now on may write to the sources. Waits on the CPU only while
+  // copies could not be queued yet (the pool is full), or where a device of the snapshot has no stream here. A stream that is
+  // capturing a graph gets no wait: nothing runs on it now; fence again before the graph is launched.
+  Status fence(std::span<const StreamRef> streams);
 
   // kTimeout says what is still missing. No timeout waits for as long as it takes.
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
@@ -93,6 +102,7 @@ struct EngineStats {
 
 struct RestoreOptions {
   std::optional<std::uint64_t> step;  // nullopt: the newest that counts
+  std::vector<StreamRef> after;       // work queued on these streams so far is over before a byte is placed on their device
 };
 
 struct Restored {
@@ -117,8 +127,8 @@ class Engine {
 
   // Until everything in flight has reached `level` or failed. The first background error not yet reported comes out here.
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
-  // Returns when the sources of every snapshot in flight may be written again.
-  Status fence();
+  // Returns when the sources of every snapshot in flight may be written again; with streams, by work queued on those.
+  Status fence(std::span<const StreamRef> streams = {});
 
   [[nodiscard]] std::vector<VersionInfo> versions() const;  // that count, oldest first
   Status pin(std::uint64_t step);                           // retention never deletes it

@@ -27,6 +27,7 @@ enum class ErrorKind : std::uint8_t {
   kClosed,           // the engine is closed, or belongs to the parent process
   kUnsupported,      // a format, feature, dtype or facility this build does not know
   kOutOfMemory,
+  kDevice,           // the driver of a GPU reports a failure, or lost the device
   kInternal,         // a bug in Slackwater
 };
 

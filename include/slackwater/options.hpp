@@ -37,6 +37,7 @@ struct Options {
   IoBackend io_backend = IoBackend::kAuto;
   bool direct_io = true;                  // O_DIRECT where the file system takes it
   std::chrono::milliseconds stall_timeout{60'000};
+  std::string cuda_driver = "libcuda.so.1";  // loaded when the first CUDA tensor is seen
   std::string run_name;                   // free text, kept in the attempt file
   LogSink log;                            // empty: warnings and errors go to stderr
 };

@@ -30,6 +30,12 @@ enum class DType : std::uint8_t {
 
 inline constexpr int kHostDevice = -1;  // Tensor::device: host memory; >= 0 is a CUDA ordinal
 
+// A stream of a CUDA device, as the driver knows it (CUstream as a number). 0 and 1 are its legacy default stream, 2 the per-thread one.
+struct StreamRef {
+  int device = 0;
+  std::uintptr_t handle = 0;
+};
+
 // One tensor to be saved.
 struct Tensor {
   std::string name;
@@ -38,8 +44,8 @@ struct Tensor {
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous (row major)
   const void* data = nullptr;
   int device = kHostDevice;
-  // Volatile: it may change right after save(), so it is copied inside. At most 64 MiB of a state; beyond that, save()
-  // waits until the copies of the whole snapshot are done.
+  // Volatile: it may change right after save(), so it is copied inside (on a CUDA device: duplicated there, in stream order). At most
+  // 64 MiB of a state; beyond that, save() waits until the copies of the whole snapshot are done.
   bool at_once = false;
 };
 
@@ -52,6 +58,9 @@ struct State {
   // True if the caller checks the sources himself as well (Python: tensor._version) and will call
   // Snapshot::seal(); the version is not committed before.
   bool sealed_by_caller = false;
+  // Streams on which the tensors of each CUDA device are produced: copies wait for the work queued on them so far. A device none is
+  // named for: its legacy default stream.
+  std::vector<StreamRef> after;
 };
 
 // Where one tensor is to be restored.

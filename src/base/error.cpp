@@ -62,6 +62,7 @@ std::string_view to_string(ErrorKind kind) {
     case ErrorKind::kClosed: return "closed";
     case ErrorKind::kUnsupported: return "unsupported";
     case ErrorKind::kOutOfMemory: return "out of memory";
+    case ErrorKind::kDevice: return "device";
     case ErrorKind::kInternal: return "internal";
   }
   return "unknown";

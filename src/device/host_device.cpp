@@ -7,36 +7,12 @@
 
 #include "base/digest.hpp"
 #include "device/device.hpp"
+#include "device/fingerprint.hpp"
 #include "device/streaming_copy.hpp"
 #include "device/strided_copy.hpp"
 
 namespace slackwater {
 namespace {
-
-constexpr std::size_t kSamples = 16;
-constexpr std::size_t kSampleBytes = 8;
-constexpr std::size_t kMaxItemBytes = 16;
-constexpr std::size_t kWholeChunkBytes = 64u << 10;
-
-// The finaliser of splitmix64: a well mixed word from any word.
-std::uint64_t mix(std::uint64_t word) {
-  word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
-  word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
-  return word ^ (word >> 31);
-}
-
-// The place of sample i among `places`: a pseudo-random one within the i-th sixteenth of them, so that a change of more
-// than an eighth of the tensor in one piece cannot be missed.
-std::uint64_t sample_place(std::uint64_t seed, std::size_t i, std::uint64_t places) {
-  const std::uint64_t random = mix(seed + (i + 1) * 0x9e3779b97f4a7c15);
-  const auto within = static_cast<std::uint64_t>((static_cast<unsigned __int128>(random) * places) >> 64);
-  return (i * places + within) / kSamples;
-}
-
-const std::byte* sample_address(const StridedMemory& tensor, std::uint64_t size, std::uint64_t seed, std::size_t i) {
-  if (tensor.contiguous()) return tensor.data + sample_place(seed, i, size - kSampleBytes + 1);
-  return element_address(tensor, sample_place(seed, i, size / tensor.item_bytes));
-}
 
 template <std::size_t kBytes>
 std::uint64_t hash_samples(const StridedMemory& tensor, std::uint64_t size, std::uint64_t seed,
@@ -60,7 +36,7 @@ std::uint64_t hash_whole(const StridedMemory& tensor, std::uint64_t size) {
       pack(tensor, begin, chunk, buffer.data());
       bytes = buffer.data();
     }
-    hash = mix(hash + 0x9e3779b97f4a7c15) ^ digest64({bytes, chunk});
+    hash = fold_chunk(hash, {bytes, chunk});
   }
   return hash;
 }
@@ -95,7 +71,7 @@ class HostDevice final : public Device {
     const std::uint64_t size = tensor.size_bytes();
     if (whole || size <= kSamples * kSampleBytes) return hash_whole(tensor, size);
     if (tensor.contiguous()) return hash_samples<kSampleBytes>(tensor, size, seed, kSampleBytes);
-    return hash_samples<kMaxItemBytes>(tensor, size, seed, std::min<std::size_t>(tensor.item_bytes, kMaxItemBytes));
+    return hash_samples<kMaxSampledItemBytes>(tensor, size, seed, sample_size_bytes(tensor));
   }
 
   void prefetch(const StridedMemory& tensor, std::uint64_t seed) override {

@@ -65,7 +65,7 @@ Result<std::optional<Restored>> Engine::restore(const RestoreOptions& options, c
 Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   return impl_->wait(level, timeout);
 }
-Status Engine::fence() { return impl_->fence(); }
+Status Engine::fence(std::span<const StreamRef> streams) { return impl_->fence(streams); }
 std::vector<VersionInfo> Engine::versions() const { return impl_->versions(); }
 Status Engine::pin(std::uint64_t step) { return impl_->pin(step); }
 Status Engine::remove(std::uint64_t step) { return impl_->remove(step); }

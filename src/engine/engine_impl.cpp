@@ -25,6 +25,18 @@ std::uint64_t spread(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
+Result<Capture> try_capture(const State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
+                            const CaptureOptions& options) {
+  try {
+    return capture(state, devices, known_torn, options);
+  } catch (const std::bad_alloc&) {
+    return fail(Error{.kind = ErrorKind::kOutOfMemory,
+                      .message = "no memory for the copies of volatile tensors",
+                      .path = {},
+                      .retryable = true});
+  }
+}
+
 }  // namespace
 
 Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, Catalog catalog, Log log)
@@ -32,7 +44,7 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       log_(std::move(log)),
       fs_(std::move(parts.fs)),
       clock_(std::move(parts.clock)),
-      host_(make_host_device()),
+      devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
       versions_(std::move(versions)),
       counting_(catalog.counting()),
@@ -90,25 +102,28 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
   const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
-  Capture captured;
-  try {
-    SW_ASSIGN(captured, capture(state, *host_, known_torn, capture_options));
-  } catch (const std::bad_alloc&) {
-    Error error{.kind = ErrorKind::kOutOfMemory,
-                .message = fmt::format("step {} was not captured: no memory for the copies of volatile tensors", step),
-                .path = {},
-                .retryable = true};
+  Result<Capture> captured = try_capture(state, devices_, known_torn, capture_options);
+  if (!captured) {
+    Error error = std::move(captured).error();
+    // Misuse is the caller's; trouble with a device or with memory is this snapshot's alone.
+    if (error.kind != ErrorKind::kDevice && error.kind != ErrorKind::kOutOfMemory) return fail(std::move(error));
+    error.message = fmt::format("step {} was not captured: {}", step, error.message);
+    {
+      std::lock_guard lock(mutex_);
+      last_step_ = step;
+    }
     return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
   }
-  spec.at_once_bytes = captured.at_once_size_bytes;
-  const bool needs_fence = captured.needs_fence;
+  spec.at_once_bytes = captured->at_once_size_bytes;
+  const bool needs_fence = captured->needs_fence;
+  const std::vector<StreamRef> after = needs_fence ? state.after : std::vector<StreamRef>();
 
   std::optional<Error> threads_error;
   auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
   auto voyage = std::make_shared<Voyage>();
   voyage->snapshot = snapshot;
   voyage->state = std::move(state);
-  voyage->captured = std::move(captured);
+  voyage->captured = std::move(*captured);
   snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
     if (const auto self = weak.lock()) give_up(self, error);
   });
@@ -127,7 +142,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   }
   if (threads_error) return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(*threads_error))));
   changed_.notify_all();
-  if (needs_fence) static_cast<void>(snapshot->fence());  // its outcome stays in the snapshot
+  if (needs_fence) static_cast<void>(snapshot->fence(after));  // its outcome stays in the snapshot
   snapshot->finish_save();
   return std::optional<Snapshot>(Snapshot(std::move(snapshot)));
 }
@@ -238,8 +253,8 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
   {
     std::lock_guard lock(voyage->mutex);  // whoever gives it up finds it either not launched at all or under way
     if (voyage->given_up) return fail(voyage->snapshot->error().value_or(Error{}));
+    SW_TRY(pipeline_->launch(voyage, on_arrived));
     voyage->launched = true;
-    pipeline_->launch(voyage, on_arrived);
   }
   // While the bytes move: the index follows from the layout alone.
   try {
@@ -279,7 +294,7 @@ Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
     slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
   }
   slabs = std::clamp<std::uint64_t>(slabs, 2, 1u << 20);
-  SW_ASSIGN(auto pipeline, Pipeline::create(*fs_, options_, static_cast<std::uint32_t>(slabs), log_));
+  SW_ASSIGN(auto pipeline, Pipeline::create(*fs_, devices_, options_, static_cast<std::uint32_t>(slabs), log_));
   log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(slabs * options_.slab_bytes),
             format_bytes(layout.size_bytes), pipeline->writer().backend());
   std::lock_guard lock(mutex_);
@@ -346,11 +361,11 @@ Status Engine::Impl::wait_idle(Level level, std::optional<std::chrono::milliseco
   return {};
 }
 
-Status Engine::Impl::fence() {
+Status Engine::Impl::fence(std::span<const StreamRef> streams) {
   if (disowned()) return fail(disowned_error());
   Status first;
   for (const auto& snapshot : in_flight()) {
-    if (auto status = snapshot->fence(); !status && first) first = std::move(status);
+    if (auto status = snapshot->fence(streams); !status && first) first = std::move(status);
   }
   return first;
 }

@@ -18,7 +18,7 @@
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
 #include "commit/version_store.hpp"
-#include "device/device.hpp"
+#include "device/devices.hpp"
 #include "engine/pipeline.hpp"
 #include "engine/shared_facts.hpp"
 #include "engine/voyage.hpp"
@@ -44,7 +44,7 @@ class Engine::Impl {
   Result<std::optional<Snapshot>> save(std::uint64_t step, State state);
   Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
-  Status fence();
+  Status fence(std::span<const StreamRef> streams);
   [[nodiscard]] std::vector<VersionInfo> versions() const;
   Status pin(std::uint64_t step);
   Status remove(std::uint64_t step);
@@ -84,6 +84,8 @@ class Engine::Impl {
   void tell_pool(const Snapshot::Impl& snapshot) const;
 
   [[nodiscard]] Result<VersionName> find_version(std::uint64_t step) const;
+  [[nodiscard]] Status wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after);
+  [[nodiscard]] Pool* idle_pool();  // null: there is none yet, or no slab of it is free
   void use_restored(const VersionInfo& version, const Catalog& catalog);
   [[nodiscard]] Status wait_idle(Level level, std::optional<std::chrono::milliseconds> timeout);
   void shut_down(bool in_time);
@@ -94,7 +96,7 @@ class Engine::Impl {
   const Log log_;
   const std::unique_ptr<FileSystem> fs_;
   const std::unique_ptr<Clock> clock_;
-  const std::unique_ptr<Device> host_;
+  Devices devices_;  // thread-safe; outlives the pipeline
   const std::shared_ptr<SharedFacts> facts_;
 
   // The version store takes one caller at a time. Taken before mutex_, never after.

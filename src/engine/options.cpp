@@ -42,8 +42,9 @@ Status set_pool(Options& options, std::string_view text) {
     options.pool_bytes = 0;
     return {};
   }
-  SW_ASSIGN(options.pool_bytes, parse_bytes(text));
-  if (options.pool_bytes == 0) return fail(ErrorKind::kInvalidArgument, "takes auto or a size above 0");
+  SW_ASSIGN(const std::uint64_t bytes, parse_bytes(text));
+  if (bytes == 0) return fail(ErrorKind::kInvalidArgument, "takes auto or a size above 0");
+  options.pool_bytes = bytes;
   return {};
 }
 
@@ -123,6 +124,14 @@ Status set_stall_timeout(Options& options, std::string_view text) {
   return {};
 }
 
+Status set_cuda_driver(Options& options, std::string_view text) {
+  if (text.empty()) {
+    return fail(ErrorKind::kInvalidArgument, "takes the name or the path of the driver's library");
+  }
+  options.cuda_driver = text;
+  return {};
+}
+
 Status set_run_name(Options& options, std::string_view text) {
   if (text.size() > 1024) return fail(ErrorKind::kInvalidArgument, "takes at most 1024 bytes of text");
   options.run_name = text;
@@ -165,6 +174,9 @@ constexpr std::array kRows{
     Row{{"stall_timeout", "seconds", "60", "",
          "A snapshot that makes no progress for this long is given up, so that training goes on."},
         set_stall_timeout},
+    Row{{"cuda_driver", "text", "libcuda.so.1", "",
+         "The CUDA driver's library, by name or path; it is loaded when the first CUDA tensor is seen."},
+        set_cuda_driver},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

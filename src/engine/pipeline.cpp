@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "base/result.hpp"
 
@@ -17,8 +18,25 @@ unsigned copy_threads(const Options& options) {
 
 }  // namespace
 
-Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options& options, std::uint32_t slab_count,
-                                                   Log log) {
+void Pipeline::Registrar::slab_ready(int index, std::span<std::byte> memory) {
+  std::lock_guard lock(mutex);
+  if (writer != nullptr) writer->register_buffer(index, memory);
+  ready.push_back(memory);
+  if (devices != nullptr && devices->cuda_in_use()) pin_ready();
+}
+
+void Pipeline::Registrar::pin_ready() {
+  for (std::size_t i = pinned.size(); i < ready.size() && !trouble; ++i) {
+    if (auto status = devices->pin(ready[i], ready[i].size()); !status) {
+      trouble = std::move(status).error();
+    } else {
+      pinned.push_back(ready[i]);
+    }
+  }
+}
+
+Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devices, const Options& options,
+                                                   std::uint32_t slab_count, Log log) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline);
   pipeline->direct_io_ = options.direct_io;
   SW_ASSIGN(pipeline->writer_, StreamWriter::create(fs,
@@ -33,12 +51,14 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, const Options
   }
   pipeline->registrar_ = std::make_shared<Registrar>();
   pipeline->registrar_->writer = pipeline->writer_.get();
-  SW_ASSIGN(pipeline->pool_, Pool::create(options.slab_bytes, slab_count,
-                                          [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
-                                            std::lock_guard lock(registrar->mutex);
-                                            if (registrar->writer != nullptr)
-                                              registrar->writer->register_buffer(index, memory);
-                                          }));
+  pipeline->registrar_->devices = &devices;
+  pipeline->log_ = log;
+  SW_ASSIGN(pipeline->pool_, Pool::create(
+                                 options.slab_bytes, slab_count,
+                                 [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
+                                   registrar->slab_ready(index, memory);
+                                 },
+                                 devices.numa_node()));
   pipeline->stager_ = std::make_unique<Stager>(
       *pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options), .stall_timeout = options.stall_timeout});
   return pipeline;
@@ -52,13 +72,40 @@ void Pipeline::stop() {
   if (registrar_) {
     std::lock_guard lock(registrar_->mutex);
     registrar_->writer = nullptr;
+    for (const auto slab : registrar_->pinned) registrar_->devices->unpin(slab);
+    registrar_->pinned.clear();
+    registrar_->devices = nullptr;
   }
   writer_.reset();  // gives its slabs back
 }
 
-void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived) {
+// The copies' road from each device: pinned slabs first, without which the driver copies slowly and makes its callers wait.
+Status Pipeline::begin_passages(const Capture& captured, StageJob& job) {
+  if (captured.devices.empty()) return {};
+  {
+    std::lock_guard lock(registrar_->mutex);
+    registrar_->pin_ready();
+    if (registrar_->trouble && !std::exchange(told_pin_trouble_, true)) {
+      log_->warn("the pool could not be registered with CUDA, so copies from the device are slow: {}",
+                 registrar_->trouble->to_string());
+    }
+  }
+  for (const DeviceCapture& part : captured.devices) {
+    std::vector<const StridedMemory*> guarded;
+    if (!captured.whole_fingerprint) {
+      for (const std::uint32_t i : part.guarded) guarded.push_back(&job.sources[i].memory);
+    }
+    SW_ASSIGN(auto passage, part.device->begin(part.produced, guarded, captured.seed));
+    job.passages.push_back({part.device, std::move(passage)});
+  }
+  return {};
+}
+
+Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived) {
   const auto& parts = voyage->layout->parts;
   auto job = std::make_shared<StageJob>();
+  job->sources = std::move(voyage->captured.sources);
+  SW_TRY(begin_passages(voyage->captured, *job));
   voyage->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
   voyage->written.resize(parts.size());
   voyage->job = job;
@@ -89,7 +136,6 @@ void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void(
   }
 
   job->layout = voyage->layout;
-  job->sources = std::move(voyage->captured.sources);
   job->names.reserve(voyage->state.tensors.size());
   for (const Tensor& tensor : voyage->state.tensors) job->names.push_back(tensor.name);
   job->tree = std::move(voyage->state.tree);
@@ -107,6 +153,9 @@ void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void(
                              .size_bytes = slab.size_bytes,
                              .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
   };
+  job->on_queued = [snapshot = voyage->snapshot](std::vector<DevicePoint> points) {
+    snapshot->reach_fenced(std::move(points));
+  };
   job->on_done = [this, weak = std::weak_ptr(voyage), on_arrived](Status status) {
     const auto self = weak.lock();
     if (!self) return;  // cannot happen: the engine holds every voyage until it arrived
@@ -117,11 +166,13 @@ void Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void(
       self->snapshot->fail(status.error());
       for (const auto stream : self->streams) writer_->abandon(stream, status.error());
     }
+    self->captured.devices.clear();  // copies out of the duplicates are over
     self->state.owner.reset();
     self->snapshot->release_sources();
     self->end_one(on_arrived);
   };
   stager_->enqueue(std::move(job));
+  return {};
 }
 
 void Pipeline::cancel(Voyage& voyage, const Error& error) { stager_->cancel(voyage.job, error); }

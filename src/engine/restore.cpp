@@ -10,7 +10,9 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kRestoreBufferBytes = 32u << 20;
+// Reads in flight hide the latency of storage. Memory that is there already may be used more freely.
+constexpr std::uint64_t kRestoreBufferBytes = 48u << 20;
+constexpr std::uint64_t kRestoreFromPoolBytes = 128u << 20;
 constexpr const char* kUndefined = "; the state was partly overwritten and is undefined";
 
 // Damage that another version may not have; everything else is the caller's business.
@@ -71,11 +73,12 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
     std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
     const auto attempt_one = [&]() -> Status {
       if (entry.error) return fail(*entry.error);
-      const ReaderParts parts{.fs = fs_.get(), .pool = nullptr};
-      const ReadOptions read_options{.buffer_bytes = kRestoreBufferBytes,
-                                     .io_backend = options_.io_backend,
-                                     .direct_io = options_.direct_io,
-                                     .log = options_.log};
+      const ReaderParts parts{.fs = fs_.get(), .pool = idle_pool(), .devices = &devices_};
+      const ReadOptions read_options{
+          .buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
+          .io_backend = options_.io_backend,
+          .direct_io = options_.direct_io,
+          .log = options_.log};
       SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
       auto targets = plan(checkpoint);
       if (!targets) {
@@ -89,6 +92,10 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
                             entry.name.step, *left),
                         .path = options_.path};
         return fail(*refusal);
+      }
+      if (auto ready = wait_for_targets(*targets, options.after); !ready) {
+        refusal = ready.error();
+        return ready;
       }
       auto read = checkpoint.read(*targets);
       if (!read && is_refusal(read.error())) return read;  // targets are checked before a byte moves
@@ -119,6 +126,31 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
   for (const std::string& damage : restored.damaged) all += "\n  " + damage;
   return fail(ErrorKind::kCorrupt,
               fmt::format("no checkpoint could be restored{}:{}", placing_began ? kUndefined : "", all), options_.path);
+}
+
+// What the trainer has queued may still write to the targets, or read their old values.
+Status Engine::Impl::wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after) {
+  std::set<int> ordinals;
+  for (const Target& target : targets) ordinals.insert(target.device);
+  ordinals.erase(kHostDevice);
+  for (const int ordinal : ordinals) {
+    SW_ASSIGN(AsyncDevice* const device, devices_.cuda(ordinal));
+    std::vector<StreamHandle> streams;
+    for (const StreamRef& stream : after) {
+      if (stream.device == ordinal) streams.push_back(stream.handle);
+    }
+    if (streams.empty()) streams.push_back(0);
+    SW_ASSIGN(const auto idle, device->mark(streams));
+    SW_TRY(idle->wait());
+  }
+  return {};
+}
+
+// Memory that was touched and registered for saving serves restoring too; slabs held by a write that never ends do not.
+Pool* Engine::Impl::idle_pool() {
+  std::lock_guard lock(mutex_);
+  if (!pipeline_ || pipeline_stopped_ || pipeline_->pool().free_count() == 0) return nullptr;
+  return &pipeline_->pool();
 }
 
 // From here on this run continues that version: what came after it is superseded at the next commit.

@@ -6,7 +6,8 @@ namespace slackwater {
 Snapshot::Snapshot(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 std::uint64_t Snapshot::step() const { return impl_->step(); }
-Status Snapshot::fence() { return impl_->fence(); }
+Status Snapshot::fence() { return impl_->fence({}); }
+Status Snapshot::fence(std::span<const StreamRef> streams) { return impl_->fence(streams); }
 Status Snapshot::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   return impl_->wait(level, timeout);
 }

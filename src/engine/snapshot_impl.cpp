@@ -11,6 +11,7 @@ namespace slackwater {
 std::string_view to_string(Level level) {
   switch (level) {
     case Level::kCaptured: return "captured";
+    case Level::kFenced: return "fenced";
     case Level::kStaged: return "staged";
     case Level::kDurable: return "durable";
     case Level::kCommitted: return "committed";
@@ -33,6 +34,34 @@ Error torn_error(const std::string& tensor) {
                .path = {}};
 }
 
+namespace {
+
+Error stalled_error(std::chrono::milliseconds stall_timeout) {
+  return Error{.kind = ErrorKind::kTimeout,
+               .message = fmt::format("storage made no progress for {} while training waited at the fence",
+                                      format_seconds(std::chrono::duration<double>(stall_timeout).count())),
+               .path = {},
+               .retryable = true};
+}
+
+// Orders the streams behind the points of their devices. False where that cannot be: a device without a stream, or in trouble.
+bool hold_streams(std::span<const DevicePoint> points, std::span<const StreamRef> streams) {
+  for (const DevicePoint& point : points) {
+    bool met = false;
+    for (const StreamRef& stream : streams) {
+      if (stream.device != point.device->ordinal()) continue;
+      const auto capturing = point.device->capturing(stream.handle);
+      if (!capturing) return false;
+      if (!*capturing && !point.device->hold(stream.handle, *point.event)) return false;
+      met = true;
+    }
+    if (!met) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts)
     : spec_(spec), facts_(std::move(facts)), sealed_(!spec.sealed_by_caller) {
   stats_.tensor_count = spec.tensor_count;
@@ -40,35 +69,54 @@ Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts)
   stats_.busy_seconds = spec.busy_seconds;
 }
 
-Status Snapshot::Impl::fence() {
+Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
   if (disowned()) return slackwater::fail(disowned_error());
   const auto began = Instant::now();
   std::unique_lock lock(mutex_);
-  while (!released_) {
+  const auto note_time = [&] { stats_.fence_seconds += std::chrono::duration<double>(Instant::now() - began).count(); };
+  bool free = wait_for_copies(lock, !streams.empty());
+  if (free && !released_) {
+    const std::vector<DevicePoint> points = points_;
+    lock.unlock();
+    const bool ordered = hold_streams(points, streams);
+    lock.lock();
+    if (ordered) {
+      ++stats_.device_fences;
+      note_time();
+      if (error_) return slackwater::fail(*error_);
+      return {};
+    }
+    free = wait_for_copies(lock, false);
+  }
+  ++stats_.host_fences;
+  note_time();
+  if (error_) return slackwater::fail(*error_);
+  if (!free) return slackwater::fail(stalled_error(spec_.stall_timeout));
+  return {};
+}
+
+bool Snapshot::Impl::wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough) {
+  bool given_up = false;
+  while (!released_ && !(queued_is_enough && level_ >= Level::kFenced)) {
     const auto patience = spec_.stall_timeout - facts_->still_for();
     if (patience > Instant::duration::zero()) {
       changed_.wait_for(lock, patience);
       continue;
     }
+    if (given_up) return false;
     // Nothing has moved for too long: training matters more than this snapshot.
+    given_up = true;
     lock.unlock();
-    {
-      std::lock_guard cancel_lock(cancel_mutex_);
-      if (cancel_) {
-        cancel_(
-            Error{.kind = ErrorKind::kTimeout,
-                  .message = fmt::format("storage made no progress for {} while training waited at the fence",
-                                         format_seconds(std::chrono::duration<double>(spec_.stall_timeout).count())),
-                  .path = {},
-                  .retryable = true});
-      }
-    }
+    give_up_stalled();
     facts_->note_progress();  // the next look comes after another full stall_timeout
     lock.lock();
   }
-  stats_.fence_seconds += std::chrono::duration<double>(Instant::now() - began).count();
-  if (error_) return slackwater::fail(*error_);
-  return {};
+  return true;
+}
+
+void Snapshot::Impl::give_up_stalled() {
+  std::lock_guard cancel_lock(cancel_mutex_);
+  if (cancel_) cancel_(stalled_error(spec_.stall_timeout));
 }
 
 Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
@@ -175,7 +223,11 @@ void Snapshot::Impl::reach(Level level) {
     level_ = level;
     switch (level) {
       case Level::kCaptured: break;
-      case Level::kStaged: stats_.staged_seconds = since_save_began(); break;
+      case Level::kFenced: stats_.fenced_seconds = since_save_began(); break;
+      case Level::kStaged:
+        stats_.staged_seconds = since_save_began();
+        if (stats_.fenced_seconds == 0) stats_.fenced_seconds = stats_.staged_seconds;
+        break;
       case Level::kDurable: stats_.durable_seconds = since_save_began(); break;
       case Level::kCommitted: stats_.committed_seconds = since_save_began(); break;
     }
@@ -183,10 +235,20 @@ void Snapshot::Impl::reach(Level level) {
   changed_.notify_all();
 }
 
+void Snapshot::Impl::reach_fenced(std::vector<DevicePoint> points) {
+  {
+    std::lock_guard lock(mutex_);
+    if (error_) return;
+    points_ = std::move(points);
+  }
+  reach(Level::kFenced);
+}
+
 void Snapshot::Impl::release_sources() {
   {
     std::lock_guard lock(mutex_);
     released_ = true;
+    points_.clear();
   }
   changed_.notify_all();
 }

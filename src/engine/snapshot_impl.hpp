@@ -1,4 +1,4 @@
-// Snapshot::Impl: the state machine of one snapshot. captured -> staged -> durable -> committed, or failed from anywhere before.
+// Snapshot::Impl: the state machine of one snapshot. captured -> fenced -> staged -> durable -> committed, or failed from anywhere before.
 // Shared by the user's handle and the engine's threads; holds no memory but its own few fields, so that a kept handle costs nothing.
 // Thread rule: thread-safe. In a forked child nothing is locked: SharedFacts::disowned is asked first.
 #pragma once
@@ -11,10 +11,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "device/async_device.hpp"
 #include "engine/shared_facts.hpp"
 #include "slackwater/engine.hpp"
+#include "stage/stager.hpp"
 
 namespace slackwater {
 
@@ -34,7 +38,7 @@ class Snapshot::Impl {
   Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts);
 
   // The user's side; slackwater/engine.hpp says what they mean.
-  Status fence();
+  Status fence(std::span<const StreamRef> streams);  // none: on the host
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
   [[nodiscard]] bool released() const;
   [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout) const;
@@ -50,8 +54,9 @@ class Snapshot::Impl {
   void set_total(std::uint64_t total_bytes);           // the layout is known
   void add_staged(std::uint64_t bytes);
   void add_written(std::uint64_t bytes);
-  void reach(Level level);  // no effect on a failed snapshot
-  void release_sources();   // no source byte will be read any more
+  void reach(Level level);                             // no effect on a failed snapshot
+  void reach_fenced(std::vector<DevicePoint> points);  // all copies are made, or queued before these points
+  void release_sources();                              // no source byte will be read any more
   // The first error stays. No effect once the decision has begun: what is on disk then decides, not who comes last.
   void fail(Error error);
   void fail_torn(std::string tensor);
@@ -69,6 +74,10 @@ class Snapshot::Impl {
   [[nodiscard]] double since_save_began() const;
   [[nodiscard]] bool reached(Level level) const { return level_ >= level; }  // needs mutex_
   [[nodiscard]] std::string standing() const;                                // needs mutex_
+  // Waits until the sources are released, or (`queued_is_enough`) all copies are queued. False: given up, and a device still holds on
+  // to the sources.
+  [[nodiscard]] bool wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough);
+  void give_up_stalled();
 
   const Spec spec_;
   const std::shared_ptr<SharedFacts> facts_;
@@ -85,6 +94,7 @@ class Snapshot::Impl {
   std::optional<Error> error_;
   std::optional<std::string> torn_tensor_;
   bool released_ = false;
+  std::vector<DevicePoint> points_;  // behind all copies of each device, while it is fenced and not yet released
   bool sealed_;
   bool deciding_ = false;
   SnapshotStats stats_;

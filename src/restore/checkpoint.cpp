@@ -1,5 +1,6 @@
 #include "slackwater/checkpoint.hpp"
 
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +22,7 @@ struct Checkpoint::Impl {
   FileSystem* fs = nullptr;
   std::unique_ptr<Pool> own_pool;  // made at the first read, when none was lent
   Pool* pool = nullptr;
+  Devices* devices = nullptr;
   std::unique_ptr<Device> host = make_host_device();
   std::string root;
   VersionInfo version;
@@ -36,6 +38,46 @@ struct Checkpoint::Impl {
 };
 
 namespace {
+
+// Registers a reader's own memory with CUDA while it lasts: devices then fetch from it by themselves.
+class PinnedWhile {
+ public:
+  PinnedWhile(Devices* devices, Pool* pool, const Log& log) {
+    if (devices == nullptr || pool == nullptr || !devices->cuda_in_use()) return;
+    if (const auto status = devices->pin(pool->memory(), pool->slab_bytes()); !status) {
+      log.warn("memory for reading could not be registered with CUDA, so the restore is slow: {}",
+               status.error().to_string());
+      return;
+    }
+    devices_ = devices;
+    memory_ = pool->memory();
+  }
+  ~PinnedWhile() {
+    if (devices_ != nullptr) devices_->unpin(memory_);
+  }
+  PinnedWhile(const PinnedWhile&) = delete;
+  PinnedWhile& operator=(const PinnedWhile&) = delete;
+
+ private:
+  Devices* devices_ = nullptr;
+  std::span<std::byte> memory_;
+};
+
+// Where the targets lie. Fails before a byte has moved.
+Result<std::map<int, Device*>> open_devices(const ReadPlan& plan, Device& host, Devices* devices) {
+  std::map<int, Device*> result{{kHostDevice, &host}};
+  for (const int ordinal : plan.devices()) {
+    if (devices == nullptr) {
+      return fail(
+          ErrorKind::kUnsupported,
+          fmt::format("tensors are to be placed on CUDA device {}, which only a restore through the engine can do; "
+                      "read them into host memory instead",
+                      ordinal));
+    }
+    SW_ASSIGN(result[ordinal], devices->cuda(ordinal));
+  }
+  return result;
+}
 
 Error describe_damage(const BadBlock& bad, const ReadPlan& plan) {
   Error error = bad.error;
@@ -83,6 +125,7 @@ Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& roo
   auto impl = std::make_unique<Checkpoint::Impl>();
   impl->fs = parts.fs;
   impl->pool = parts.pool;
+  impl->devices = parts.devices;
   impl->root = root;
   impl->options = options;
   impl->version = version;
@@ -118,7 +161,10 @@ const std::map<std::string, std::string>& Checkpoint::metadata() const { return 
 Status Checkpoint::read(std::span<const Target> targets) {
   SW_ASSIGN(const ReadPlan plan, ReadPlan::make(impl_->contents.tensors, targets));
   if (plan.extents().extents().empty()) return {};
+  SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, impl_->devices));
   SW_TRY(impl_->ensure_pool());
+  const PinnedWhile pinned(devices.size() > 1 ? impl_->devices : nullptr, impl_->own_pool.get(),
+                           Log(impl_->options.log));
 
   std::vector<ReadFile> files;
   for (const DataFile& file : impl_->contents.data) files.push_back({file.path, file.size_bytes, file.block_digests});
@@ -126,9 +172,8 @@ Status Checkpoint::read(std::span<const Target> targets) {
   const std::vector<ReadUnit> units = plan.extents().plan_units(files, reader.unit_bytes());
 
   const auto place = [&](const ReadUnit& unit, std::span<const std::byte> bytes) -> Status {
-    std::vector<CopyPiece> pieces;
-    plan.pieces(unit, bytes, pieces);
-    return impl_->host->copy_from_host(pieces);
+    for (const auto& [device, pieces] : plan.pieces(unit, bytes)) SW_TRY(devices.at(device)->copy_from_host(pieces));
+    return {};
   };
   std::optional<Error> damage;
   const auto keep_first = [&](const BadBlock& bad) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "commit/catalog.hpp"
+#include "device/devices.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "stage/pool.hpp"
@@ -13,8 +14,9 @@
 namespace slackwater {
 
 struct ReaderParts {
-  FileSystem* fs = nullptr;  // outlives the Checkpoint
-  Pool* pool = nullptr;      // outlives it too; null: the checkpoint makes its own at the first read
+  FileSystem* fs = nullptr;    // outlives the Checkpoint
+  Pool* pool = nullptr;        // outlives it too; null: the checkpoint makes its own at the first read
+  Devices* devices = nullptr;  // outlives it too; null: only targets in host memory
 };
 
 // Reads and cross-checks manifest, records and headers (step, attempt, rank, world, sizes on disk, digest of each header block).

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -24,10 +25,6 @@ std::optional<Error> target_problem(const TensorInfo* saved, const Target& targe
     return problem(ErrorKind::kMismatch,
                    fmt::format("tensor '{}' was saved as {}, but is to be restored into {}", target.name,
                                describe(saved->dtype, saved->shape), describe(target.dtype, target.shape)));
-  if (target.device != kHostDevice)
-    return problem(ErrorKind::kUnsupported,
-                   fmt::format("tensor '{}' is to be restored onto device {}, but only host memory is known",
-                               target.name, target.device));
   if (!target.strides.empty() && target.strides.size() != target.shape.size())
     return problem(ErrorKind::kInvalidArgument,
                    fmt::format("the target for tensor '{}' has {} strides for {} dimensions", target.name,
@@ -71,6 +68,7 @@ Result<ReadPlan> ReadPlan::make(std::span<const TensorInfo> tensors, std::span<c
     extents.push_back({saved->file, static_cast<std::uint32_t>(plan.memory_.size()), saved->offset, saved->size_bytes});
     plan.memory_.push_back(
         simplify({static_cast<std::byte*>(target.data), item_bytes(target.dtype), target.shape, target.strides}));
+    plan.device_.push_back(target.device);
     plan.names_.push_back(target.name);
   }
   if (first) {
@@ -84,14 +82,22 @@ Result<ReadPlan> ReadPlan::make(std::span<const TensorInfo> tensors, std::span<c
   return plan;
 }
 
-void ReadPlan::pieces(const ReadUnit& unit, std::span<const std::byte> bytes, std::vector<CopyPiece>& out) const {
+std::vector<int> ReadPlan::devices() const {
+  std::set<int> found(device_.begin(), device_.end());
+  found.erase(kHostDevice);
+  return {found.begin(), found.end()};
+}
+
+ReadPlan::DevicePieces ReadPlan::pieces(const ReadUnit& unit, std::span<const std::byte> bytes) const {
+  DevicePieces result;
   for (const FileExtent& extent : extents_.overlapping(unit.file, unit.offset, unit.size_bytes)) {
     const std::uint64_t begin = std::max(extent.offset, unit.offset);
     const std::uint64_t end = std::min(extent.offset + extent.size_bytes, unit.offset + unit.size_bytes);
     // CopyPiece serves both directions; copying from the host leaves these bytes as they are.
     std::byte* host = const_cast<std::byte*>(bytes.data()) + (begin - unit.offset);
-    out.push_back({&memory_[extent.item], begin - extent.offset, end - begin, host});
+    result[device_[extent.item]].push_back({&memory_[extent.item], begin - extent.offset, end - begin, host});
   }
+  return result;
 }
 
 std::vector<std::string> ReadPlan::names(std::uint32_t file, std::uint64_t offset, std::uint64_t size_bytes) const {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,14 +24,18 @@ class ReadPlan {
   [[nodiscard]] static Result<ReadPlan> make(std::span<const TensorInfo> tensors, std::span<const Target> targets);
 
   [[nodiscard]] const ExtentMap& extents() const { return extents_; }
-  // Appends what the verified bytes of `unit` fill.
-  void pieces(const ReadUnit& unit, std::span<const std::byte> bytes, std::vector<CopyPiece>& out) const;
+  // CUDA devices that have targets, in order, each once.
+  [[nodiscard]] std::vector<int> devices() const;
+  // What the verified bytes of `unit` fill: (device, pieces on it), kHostDevice first if it is among them.
+  using DevicePieces = std::map<int, std::vector<CopyPiece>>;
+  [[nodiscard]] DevicePieces pieces(const ReadUnit& unit, std::span<const std::byte> bytes) const;
   // Names of the targets that have bytes there, without repetition.
   [[nodiscard]] std::vector<std::string> names(std::uint32_t file, std::uint64_t offset,
                                                std::uint64_t size_bytes) const;
 
  private:
   std::vector<StridedMemory> memory_;  // by target
+  std::vector<int> device_;            // by target
   std::vector<std::string> names_;     // by target
   ExtentMap extents_;                  // item: index of the target
 };

@@ -1,6 +1,9 @@
 #include "stage/pool.hpp"
 
+#include <linux/mempolicy.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -41,6 +44,14 @@ Result<std::byte*> map_aligned(std::uint64_t size_bytes) {
   return begin + before;
 }
 
+// A wish, too: a node that is full, or not permitted, is passed over.
+void prefer_node(std::byte* base, std::uint64_t size_bytes, int node) {
+  constexpr int kWordBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask(static_cast<std::size_t>(node / kWordBits) + 1);
+  mask.back() = 1ul << (node % kWordBits);
+  (void)::syscall(SYS_mbind, base, size_bytes, MPOL_PREFERRED, mask.data(), mask.size() * kWordBits + 1, 0);
+}
+
 // In steps of a huge page: the kernel holds the lock of the address space meanwhile, and the trainer may want to map
 // memory.
 void touch_pages(std::span<std::byte> memory) {
@@ -79,7 +90,8 @@ void Lease::release() {
 }
 
 Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32_t slab_count,
-                                           std::function<void(int index, std::span<std::byte>)> on_ready) {
+                                           std::function<void(int index, std::span<std::byte>)> on_ready,
+                                           int numa_node) {
   if (slab_bytes == 0 || slab_bytes % kSlabMultiple != 0) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("a slab of {} bytes is not possible: give a multiple of 1 MiB", slab_bytes));
@@ -97,6 +109,7 @@ Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32
   // Advice: the pool works without huge pages too, and the engine disowns itself in a child on its own as well.
   (void)::madvise(base, size_bytes, MADV_HUGEPAGE);
   (void)::madvise(base, size_bytes, MADV_DONTFORK);
+  if (numa_node >= 0) prefer_node(base, size_bytes, numa_node);
 
   std::unique_ptr<Pool> pool(new Pool(slab_bytes, slab_count, base));
   pool->on_ready_ = std::move(on_ready);
@@ -111,7 +124,6 @@ Pool::Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base)
 }
 
 Pool::~Pool() {
-  if (disowned_.load(std::memory_order_relaxed)) return;
   toucher_.reset();
   ::munmap(base_, slab_bytes_ * slab_count_);
 }
@@ -132,7 +144,6 @@ void Pool::touch(std::stop_token stop) {
 }
 
 void Pool::give_back(int index) {
-  if (disowned_.load(std::memory_order_relaxed)) return;
   // Notified under the lock: whoever sees the last slab back may destroy the pool at once.
   const std::lock_guard lock(mutex_);
   free_.push_back(index);
@@ -208,12 +219,6 @@ std::uint32_t Pool::waiting_count() const {
 void Pool::wait_touched() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return touched_ == slab_count_; });
-}
-
-void Pool::disown() {
-  disowned_.store(true, std::memory_order_relaxed);
-  // Joining or detaching a thread that does not exist here is undefined; its handle is left behind on purpose.
-  (void)toucher_.release();
 }
 
 }  // namespace slackwater

@@ -4,7 +4,6 @@
 // Thread rule: thread-safe. Lifetime: outlives its leases; the destructor requires that all came back.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -50,9 +49,10 @@ class Pool {
  public:
   // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory when the mapping fails.
   // `on_ready` (optional) is called from the touching thread for each slab, before it can be leased.
+  // `numa_node`: where its pages are wished for; -1: wherever they are touched.
   [[nodiscard]] static Result<std::unique_ptr<Pool>> create(
       std::uint64_t slab_bytes, std::uint32_t slab_count,
-      std::function<void(int index, std::span<std::byte>)> on_ready = {});
+      std::function<void(int index, std::span<std::byte>)> on_ready = {}, int numa_node = -1);
   ~Pool();
 
   // Waits for a free slab. First come, first served among waiters. kTimeout when none came free for `stall_timeout`
@@ -60,15 +60,12 @@ class Pool {
   [[nodiscard]] Result<Lease> acquire(std::chrono::nanoseconds stall_timeout, std::stop_token stop);
   [[nodiscard]] std::optional<Lease> try_acquire();
 
+  [[nodiscard]] std::span<std::byte> memory() const { return {base_, slab_bytes_ * slab_count_}; }  // of all slabs
   [[nodiscard]] std::uint64_t slab_bytes() const { return slab_bytes_; }
   [[nodiscard]] std::uint32_t slab_count() const { return slab_count_; }
   [[nodiscard]] std::uint32_t free_count() const;
   [[nodiscard]] std::uint32_t waiting_count() const;  // callers inside acquire() without a slab
   void wait_touched();                                // until every slab has been touched; for benchmarks
-  // In a forked child the mapping is gone and the thread too: forget both. Leases then come back to nobody, no lock is
-  // taken. A pool that had waiters at the fork must not be destroyed in the child (its condition variable would wait
-  // for them): leave it be.
-  void disown();
 
  private:
   friend class Lease;
@@ -87,12 +84,11 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;              // guarded by mutex_; the last one is lent first
-  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets, the front one is served next
-  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
-  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free, to see progress
-  std::uint32_t touched_ = 0;          // guarded by mutex_
-  std::atomic<bool> disowned_ = false;
+  std::vector<int> free_;                  // guarded by mutex_; the last one is lent first
+  std::deque<std::uint64_t> waiting_;      // guarded by mutex_; tickets, the front one is served next
+  std::uint64_t next_ticket_ = 0;          // guarded by mutex_
+  std::uint64_t came_free_ = 0;            // guarded by mutex_; how often a slab came free, to see progress
+  std::uint32_t touched_ = 0;              // guarded by mutex_
   std::unique_ptr<std::jthread> toucher_;  // started last
 };
 

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "base/thread.hpp"
+#include "stage/landing.hpp"
 #include "stage/window_copy.hpp"
 
 namespace slackwater {
@@ -33,7 +34,12 @@ struct Staging {
   std::uint64_t window = 0;
   bool queued = true;          // has windows left to hand out
   unsigned threads = 0;        // at work on it
+  unsigned landing = 0;        // slabs whose copies a device has under way, and callbacks that must end before on_done
   std::optional<Error> error;  // the first one
+  // Slabs that a device may still be writing to after an error: free again when the passages are over.
+  std::vector<Lease> held_back;
+
+  [[nodiscard]] bool over() const { return threads == 0 && !queued && landing == 0; }
 };
 
 }  // namespace
@@ -64,14 +70,14 @@ class Stager::Impl {
     }
     changed_.notify_all();
     threads_.clear();
+    landing_.reset();
   }
 
   void enqueue(std::shared_ptr<StageJob> job) {
-    auto staging = std::make_shared<Staging>(std::move(job));
-    {
-      const std::lock_guard lock(mutex_);
-      live_.push_back(staging);
-      queue_.push_back(std::move(staging));
+    if (Status accepted = accept(job); !accepted) {
+      job->passages.clear();
+      job->on_done(std::move(accepted));
+      return;
     }
     changed_.notify_one();
   }
@@ -89,12 +95,30 @@ class Stager::Impl {
  private:
   using JobRef = std::shared_ptr<Staging>;
 
+  [[nodiscard]] Status accept(const std::shared_ptr<StageJob>& job) {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return fail(closed_error());
+    if (!job->passages.empty() && !landing_) {
+      try {
+        landing_ = std::make_unique<Landing>();
+      } catch (const std::system_error& trouble) {
+        return fail(ErrorKind::kOutOfMemory,
+                    fmt::format("no thread could be started to wait for the device's copies ({}); raise the limit of "
+                                "processes (ulimit -u)",
+                                trouble.what()));
+      }
+    }
+    live_.push_back(std::make_shared<Staging>(job));
+    queue_.push_back(live_.back());
+    return {};
+  }
+
   // Needs mutex_. The first error stays; no further window is begun.
   void give_up(const JobRef& job, Error error) {
     if (!job->error) job->error = std::move(error);
     if (!std::exchange(job->queued, false)) return;
     std::erase(queue_, job);
-    if (job->threads == 0) ended_.push_back(job);
+    if (job->over()) ended_.push_back(job);
     slab_wait_.request_stop();  // whoever waits for a slab looks around again
   }
 
@@ -134,11 +158,35 @@ class Stager::Impl {
       }
       lock.unlock();
       changed_.notify_one();
-      const Status status = fill(*job, std::move(slab), window, copier);
+      const Status status = fill(job, std::move(slab), window, copier);
       lock.lock();
       if (!status) give_up(job, status.error());
     }
-    if (--job->threads == 0 && !job->queued) finish(job, lock);
+    --job->threads;
+    if (job->threads == 0 && !job->queued) tell_queued(job, lock);
+    if (job->over()) finish(job, lock);
+  }
+
+  // Needs the lock, and gives it up: every copy of the job has been made or queued.
+  void tell_queued(const JobRef& job, std::unique_lock<std::mutex>& lock) {
+    const StageJob& what = *job->job;
+    if (what.passages.empty() || what.whole_fingerprint || job->error || !what.on_queued) return;
+    ++job->landing;  // on_done waits until this is over
+    lock.unlock();
+    std::vector<DevicePoint> points;
+    Status status;
+    for (const DevicePassage& passage : what.passages) {
+      auto event = passage.passage->mark();
+      if (!event) {
+        status = fail(std::move(event).error());
+        break;
+      }
+      points.push_back({passage.device, std::move(*event)});
+    }
+    if (status) what.on_queued(std::move(points));
+    lock.lock();
+    --job->landing;
+    if (!status) give_up(job, status.error());
   }
 
   [[nodiscard]] Result<Lease> wait_for_slab(std::unique_lock<std::mutex>& lock) {
@@ -152,14 +200,48 @@ class Stager::Impl {
     return lease;
   }
 
-  [[nodiscard]] Status fill(Staging& job, FullSlab slab, std::uint64_t window, WindowCopier& copier) const {
+  [[nodiscard]] Status fill(const JobRef& job, FullSlab slab, std::uint64_t window, WindowCopier& copier) {
     const std::span<std::byte> memory = slab.lease.memory();
     slab.offset = window * memory.size();
-    auto size = copier.copy(*job.job, slab.part, window, memory, job.copied);
-    if (!size) return fail(std::move(size.error()));
-    slab.size_bytes = *size;
-    job.job->on_slab(std::move(slab));
+    auto copied = copier.copy(*job->job, slab.part, window, memory, job->copied);
+    if (!copied) {
+      if (!job->job->passages.empty()) hold_back(job, std::move(slab));
+      return fail(std::move(copied.error()));
+    }
+    slab.size_bytes = copied->size_bytes;
+    if (copied->events.empty()) {
+      job->job->on_slab(std::move(slab));
+      return {};
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      ++job->landing;
+    }
+    landing_->expect({.events = std::move(copied->events),
+                      .landed = [this, job, slab = std::move(slab), looks = std::move(copied->looks)](
+                                    Status status) mutable { land(job, std::move(slab), looks, std::move(status)); }});
     return {};
+  }
+
+  // On the landing thread: the copies into this slab are over.
+  void land(const JobRef& job, FullSlab slab, const std::vector<std::uint32_t>& looks, Status status) {
+    if (!status) hold_back(job, std::move(slab));
+    for (const std::uint32_t tensor : looks) {
+      if (!status) break;
+      status = check_stood_still(*job->job, tensor);
+    }
+    if (status) job->job->on_slab(std::move(slab));
+    std::unique_lock lock(mutex_);
+    --job->landing;
+    if (!status) give_up(job, std::move(status.error()));
+    if (!job->over()) return;
+    std::erase(ended_, job);  // where give_up() may just have put it
+    finish(job, lock);
+  }
+
+  void hold_back(const JobRef& job, FullSlab slab) {
+    const std::lock_guard lock(mutex_);
+    job->held_back.push_back(std::move(slab.lease));
   }
 
   // Needs the lock and that nobody else works on the job; calls on_done without the lock.
@@ -167,6 +249,8 @@ class Stager::Impl {
     std::erase(live_, job);
     lock.unlock();
     changed_.notify_all();
+    job->job->passages.clear();  // waits for copies that are under way after an error
+    job->held_back.clear();
     job->job->on_done(job->error ? Status(fail(*job->error)) : Status());
     lock.lock();
   }
@@ -182,6 +266,8 @@ class Stager::Impl {
   std::stop_source slab_wait_;  // guarded by mutex_; interrupts the thread that has the turn
   bool turn_taken_ = false;     // guarded by mutex_
   bool stopping_ = false;       // guarded by mutex_
+  // Made with the first job that needs it, before any of its copies; then constant until stop().
+  std::unique_ptr<Landing> landing_;
   std::vector<std::jthread> threads_;  // started last
 };
 

@@ -15,29 +15,49 @@ constexpr std::uint64_t kTailMultiple = 4096;  // direct writes are rounded up t
 
 }  // namespace
 
-Result<std::uint64_t> WindowCopier::copy(const StageJob& job, std::uint32_t part, std::uint64_t index,
-                                         std::span<std::byte> slab, CopiedBytes& copied) {
+Status check_stood_still(const StageJob& job, std::uint32_t tensor) {
+  const Source& source = job.sources[tensor];
+  bool unchanged = false;
+  if (source.passage == kOnHost || job.whole_fingerprint) {
+    SW_ASSIGN(const std::uint64_t now, source.device->fingerprint(source.memory, job.seed, job.whole_fingerprint));
+    unchanged = now == source.fingerprint;
+  } else {
+    SW_ASSIGN(unchanged, job.passages[source.passage].passage->unchanged(source.guard));
+  }
+  if (unchanged) return {};
+  return fail(
+      ErrorKind::kTorn,
+      fmt::format("tensor '{}' was written to between save() and the fence; call fence() before changing it, or "
+                  "have it captured at once inside save()",
+                  job.names[tensor]),
+      job.names[tensor]);
+}
+
+Result<CopiedWindow> WindowCopier::copy(const StageJob& job, std::uint32_t part, std::uint64_t index,
+                                        std::span<std::byte> slab, CopiedBytes& copied) {
   const StreamLayout& layout = job.layout->parts[part];
   const std::uint64_t begin = index * slab.size();
-  const std::uint64_t size = layout.window_bytes(index, slab.size());
+  CopiedWindow window{.size_bytes = layout.window_bytes(index, slab.size()), .events = {}, .looks = {}};
   if (const std::string& header = layout.header(); begin < header.size()) {
     std::memcpy(slab.data(), header.data() + begin, std::min<std::uint64_t>(header.size() - begin, slab.size()));
   }
   pieces_.clear();
   layout.window_pieces(index, slab.size(), pieces_);
   SW_TRY(copy_pieces(job, slab));
-  std::memset(slab.data() + size, 0, round_up(size, kTailMultiple) - size);
-  SW_TRY(check_completed(job, copied));
-  return size;
+  std::memset(slab.data() + window.size_bytes, 0, round_up(window.size_bytes, kTailMultiple) - window.size_bytes);
+  SW_TRY(check_completed(job, copied, window.looks));
+  SW_ASSIGN(window.events, mark_passages(job));
+  return window;
 }
 
 Status WindowCopier::copy_pieces(const StageJob& job, std::span<std::byte> slab) {
   // Neighbours on the same device go to it in one call.
-  Device* device = nullptr;
+  const Source* where = nullptr;
   batch_.clear();
   const auto flush = [&]() -> Status {
     if (batch_.empty()) return {};
-    Status status = device->copy_to_host(batch_);
+    Status status = where->passage == kOnHost ? where->device->copy_to_host(batch_)
+                                              : job.passages[where->passage].passage->queue_copies(batch_);
     batch_.clear();
     return status;
   };
@@ -48,16 +68,17 @@ Status WindowCopier::copy_pieces(const StageJob& job, std::span<std::byte> slab)
       continue;
     }
     const Source& source = job.sources[piece.tensor];
-    if (source.device != device) {
+    if (where == nullptr || source.device != where->device) {
       SW_TRY(flush());
-      device = source.device;
+      where = &source;
     }
     batch_.push_back({&source.memory, piece.tensor_begin, piece.size_bytes, to});
   }
   return flush();
 }
 
-Status WindowCopier::check_completed(const StageJob& job, CopiedBytes& copied) const {
+Status WindowCopier::check_completed(const StageJob& job, CopiedBytes& copied,
+                                     std::vector<std::uint32_t>& looks) const {
   for (const WindowPiece& piece : pieces_) {
     if (piece.tensor == kTreeSource || piece.size_bytes == 0) continue;
     const Source& source = job.sources[piece.tensor];
@@ -65,17 +86,28 @@ Status WindowCopier::check_completed(const StageJob& job, CopiedBytes& copied) c
     const std::uint64_t tensor_bytes = source.memory.size_bytes();
     const std::uint64_t before = copied[piece.tensor].fetch_add(piece.size_bytes, std::memory_order_acq_rel);
     if (before + piece.size_bytes != tensor_bytes) continue;
-    SW_ASSIGN(const std::uint64_t now, source.device->fingerprint(source.memory, job.seed, job.whole_fingerprint));
-    if (now != source.fingerprint) {
-      return fail(
-          ErrorKind::kTorn,
-          fmt::format("tensor '{}' was written to between save() and the fence; call fence() before changing it, or "
-                      "have it captured at once inside save()",
-                      job.names[piece.tensor]),
-          job.names[piece.tensor]);
+    if (source.passage == kOnHost) {
+      SW_TRY(check_stood_still(job, piece.tensor));
+      continue;
     }
+    if (!job.whole_fingerprint) SW_TRY(job.passages[source.passage].passage->queue_second_look(source.guard));
+    looks.push_back(piece.tensor);
   }
   return {};
+}
+
+Result<std::vector<std::shared_ptr<Event>>> WindowCopier::mark_passages(const StageJob& job) const {
+  std::vector<std::shared_ptr<Event>> events;
+  if (job.passages.empty()) return events;
+  std::vector<bool> used(job.passages.size());
+  for (const WindowPiece& piece : pieces_) {
+    if (piece.tensor == kTreeSource || piece.size_bytes == 0) continue;
+    const std::uint32_t passage = job.sources[piece.tensor].passage;
+    if (passage == kOnHost || used[passage]) continue;
+    used[passage] = true;
+    SW_ASSIGN(events.emplace_back(), job.passages[passage].passage->mark());
+  }
+  return events;
 }
 
 }  // namespace slackwater

@@ -11,9 +11,8 @@ namespace slackwater::test {
 
 class TempDir {
  public:
-  TempDir() {
-    const char* base = std::getenv("TMPDIR");
-    path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/slackwater-test-XXXXXX";
+  TempDir() : TempDir(default_base()) {}
+  explicit TempDir(const std::string& base) : path_(base + "/slackwater-test-XXXXXX") {
     if (::mkdtemp(path_.data()) == nullptr) throw std::runtime_error("cannot make the temporary directory " + path_);
   }
   ~TempDir() {
@@ -23,11 +22,21 @@ class TempDir {
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
 
+  // Where syncs cost nothing, for tests that are not about them; the usual place if there is no such file system.
+  [[nodiscard]] static std::string in_memory() {
+    return std::filesystem::is_directory("/dev/shm") ? "/dev/shm" : default_base();
+  }
+
   [[nodiscard]] const std::string& path() const { return path_; }
   // Of a file inside it.
   [[nodiscard]] std::string operator/(const std::string& name) const { return path_ + "/" + name; }
 
  private:
+  static std::string default_base() {
+    const char* base = std::getenv("TMPDIR");
+    return base != nullptr && *base != '\0' ? base : "/tmp";
+  }
+
   std::string path_;
 };
 

@@ -209,8 +209,6 @@ TEST(Pool, AForkedChildHasNeitherTheMemoryNorADutyToReturnIt) {
   const int exit_code = test::run_in_child([&] {
     unsigned char resident = 0;
     if (::mincore(lease.memory().data(), 4096, &resident) == 0 || errno != ENOMEM) return 1;
-    pool->disown();
-    lease.release();
     // Past the sanitizers, which take the parent's thread for one the child has lost.
     return static_cast<int>(::syscall(SYS_exit_group, 0));
   });

@@ -1,0 +1,300 @@
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "unit/device/cuda_trainer.hpp"
+
+namespace slackwater::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class CudaDeviceTest : public OnCudaDevice {};
+
+std::vector<StridedMemory> forms() {
+  return {{nullptr, 1, {100'000}, {}},           {nullptr, 1, {100}, {}},
+          {nullptr, 4, {300, 50}, {64, 1}},      {nullptr, 2, {30, 40}, {1, 30}},
+          {nullptr, 4, {6, 10, 8}, {400, 9, 1}}, {nullptr, 16, {500}, {3}},
+          {nullptr, 4, {20, 30}, {0, 1}},        {nullptr, 8, {}, {}}};
+}
+
+TEST_F(CudaDeviceTest, BytesOfEveryFormReachTheHost) {
+  for (const StridedMemory& form : forms()) {
+    const DeviceTensor tensor(form);
+    PinnedBuffer host(tensor.memory.size_bytes());
+    const CopyPiece piece{&tensor.memory, 0, host.bytes().size(), host.data()};
+    ASSERT_TRUE(device_->copy_to_host({&piece, 1}));
+    EXPECT_EQ(host.copy(), tensor.packed_twin());
+  }
+}
+
+TEST_F(CudaDeviceTest, BytesOfEveryFormReachTheDeviceAndNothingAroundThem) {
+  for (const StridedMemory& form : forms()) {
+    DeviceTensor tensor(form);
+    StridedMemory on_host = tensor.memory;
+    on_host.data = tensor.twin.data();
+    PinnedBuffer host(form.size_bytes());
+    std::ranges::copy(random_bytes(host.bytes().size(), 9), host.data());
+    const CopyPiece to_device{&tensor.memory, 0, host.bytes().size(), host.data()};
+    const CopyPiece to_twin{&on_host, 0, host.bytes().size(), host.data()};
+    ASSERT_TRUE(device_->copy_from_host({&to_device, 1}));
+    ASSERT_TRUE(make_host_device()->copy_from_host({&to_twin, 1}));
+    EXPECT_EQ(tensor.now(), tensor.twin);
+  }
+}
+
+TEST_F(CudaDeviceTest, PageableMemoryIsCopiedRightToo) {
+  const auto tensor = DeviceTensor::flat(50'000);
+  std::vector<std::byte> host(50'000);
+  const CopyPiece out{&tensor.memory, 0, host.size(), host.data()};
+  ASSERT_TRUE(device_->copy_to_host({&out, 1}));
+  EXPECT_EQ(host, tensor.twin);
+  std::ranges::copy(random_bytes(host.size(), 5), host.begin());
+  ASSERT_TRUE(device_->copy_from_host({&out, 1}));
+  EXPECT_EQ(tensor.now(), host);
+}
+
+TEST_F(CudaDeviceTest, FingerprintsEqualThoseOfTheSameBytesOnTheHost) {
+  const auto host = make_host_device();
+  std::vector<StridedMemory> all = forms();
+  all.push_back({nullptr, 1, {3 * (1 << 20) + 77}, {}});
+  all.push_back({nullptr, 4, {0}, {}});
+  for (const StridedMemory& form : all) {
+    DeviceTensor tensor(form.size_bytes() > 0 ? form : StridedMemory{nullptr, 4, {1}, {}});
+    StridedMemory on_device = form;
+    on_device.data = tensor.memory.data;
+    StridedMemory on_host = form;
+    on_host.data = tensor.twin.data();
+    for (const bool whole : {false, true}) {
+      const auto there = device_->fingerprint(on_device, 11, whole);
+      ASSERT_TRUE(there.has_value()) << there.error().to_string();
+      EXPECT_EQ(*there, host->fingerprint(on_host, 11, whole)) << form.size_bytes() << (whole ? " whole" : "");
+    }
+  }
+}
+
+TEST_F(CudaDeviceTest, SeveralThreadsPlaceBytesAtOnce) {
+  std::vector<DeviceTensor> tensors;
+  for (int i = 0; i < 4; ++i) tensors.push_back(DeviceTensor::flat(40'000, 100 + i));
+  PinnedBuffer host(4 * 40'000);
+  std::ranges::copy(random_bytes(host.bytes().size(), 77), host.data());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < 4; ++i) {
+      threads.emplace_back([&, i] {
+        for (std::uint64_t begin = 0; begin < 40'000; begin += 8'000) {
+          const CopyPiece piece{&tensors[i].memory, begin, 8'000, host.data() + i * 40'000 + begin};
+          EXPECT_TRUE(device_->copy_from_host({&piece, 1}));
+        }
+      });
+    }
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto expected = host.bytes().subspan(i * 40'000, 40'000);
+    EXPECT_TRUE(std::ranges::equal(tensors[i].now(), expected)) << i;
+  }
+}
+
+TEST_F(CudaDeviceTest, ClonesKeepWhatAnUpdateOverwrites) {
+  for (const bool legacy : {false, true}) {
+    CUstream const stream = legacy ? nullptr : stream_;
+    const auto batches = [] { return swsim_calls("cuMemcpyBatchAsync_v2") + swsim_calls("cuMemcpyBatchAsync"); };
+    const std::uint64_t batches_before = batches();
+    std::vector<DeviceTensor> tensors;
+    for (const StridedMemory& form : forms()) tensors.emplace_back(form);
+    std::vector<StridedMemory> memories;
+    for (const DeviceTensor& tensor : tensors) memories.push_back(tensor.memory);
+    memories.push_back({nullptr, 4, {0}, {}});
+
+    auto clones = device_->clone(memories, reinterpret_cast<StreamHandle>(stream));
+    ASSERT_TRUE(clones.has_value()) << clones.error().to_string();
+    if (legacy) {
+      EXPECT_EQ(batches(), batches_before) << "batches are not for the legacy stream";
+    }
+    for (const DeviceTensor& tensor : tensors) tensor.update(stream);
+    const auto handle = reinterpret_cast<StreamHandle>(stream);
+    const auto produced = device_->mark({&handle, 1});
+    ASSERT_TRUE(produced.has_value());
+    const auto passage = begun(*produced);
+    ASSERT_EQ((*clones)->addresses().size(), memories.size());
+    EXPECT_EQ((*clones)->addresses().back(), nullptr);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const StridedMemory packed{
+          (*clones)->addresses()[i], 1, {static_cast<std::int64_t>(memories[i].size_bytes())}, {}};
+      PinnedBuffer host(packed.size_bytes());
+      ASSERT_TRUE(queue_all(*passage, packed, host.data()));
+      ASSERT_TRUE(wait_for(*passage));
+      EXPECT_EQ(host.copy(), tensors[i].packed_twin()) << i;
+    }
+  }
+}
+
+TEST_F(CudaDeviceTest, MemoryOfClonesIsUsedAgainAndGrowsWhenItMust) {
+  const auto small = DeviceTensor::flat(1'000);
+  const auto large = DeviceTensor::flat(1'000'000);
+  const auto clone = [&](const DeviceTensor& tensor) {
+    EXPECT_TRUE(device_->clone({&tensor.memory, 1}, stream_handle()).has_value());
+  };
+  const std::uint64_t tensors = swsim_calls("cuMemAlloc_v2");
+  for (int i = 0; i < 10; ++i) clone(small);
+  EXPECT_EQ(swsim_calls("cuMemAlloc_v2") - tensors, 1u);
+  for (int i = 0; i < 10; ++i) clone(large);
+  for (int i = 0; i < 10; ++i) clone(small);
+  EXPECT_EQ(swsim_calls("cuMemAlloc_v2") - tensors, 2u);
+  EXPECT_EQ(counters().allocations, 3u) << "the one that was outgrown is gone";
+}
+
+TEST_F(CudaDeviceTest, MemoryOfClonesIsNotGivenAwayBeforeTheyAreFilled) {
+  const auto tensor = DeviceTensor::flat(1'000);
+  must(swsim_launch_delay(stream_, 5'000'000));
+  {
+    const auto clones = device_->clone({&tensor.memory, 1}, stream_handle());
+  }
+  EXPECT_EQ(counters().pending, 0u);
+}
+
+TEST_F(CudaDeviceTest, AFullDeviceRefusesClonesAndTakesThemAgainLater) {
+  const auto tensor = DeviceTensor::flat(1 << 20);
+  swsim_device_config config{};
+  must(swsim_get_config(0, &config));
+  const std::uint64_t before = std::exchange(config.memory_bytes, 3u << 19);
+  must(swsim_set_config(0, &config));
+  const auto refused = device_->clone({&tensor.memory, 1}, stream_handle());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().kind, ErrorKind::kOutOfMemory);
+  config.memory_bytes = before;
+  must(swsim_set_config(0, &config));
+  EXPECT_TRUE(device_->clone({&tensor.memory, 1}, stream_handle()).has_value());
+}
+
+TEST_F(CudaDeviceTest, AMarkIsBehindAllOfItsStreams) {
+  CUstream other = nullptr;
+  must(cuStreamCreateWithPriority(&other, kStreamNonBlocking, 0));
+  const auto tensor = DeviceTensor::flat(8'000);
+  const auto half = tensor.twin.size() / 2;
+  must(swsim_launch_fill(stream_, tensor.address, half, 1, 2'000'000));
+  must(swsim_launch_fill(other, tensor.address + half, half, 2, 6'000'000));
+  const std::vector<StreamHandle> streams{stream_handle(), reinterpret_cast<StreamHandle>(other)};
+  const auto point = device_->mark(streams);
+  ASSERT_TRUE(point.has_value());
+  ASSERT_TRUE((*point)->wait());
+  const auto bytes = tensor.now();
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{1}), static_cast<std::ptrdiff_t>(half));
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{2}), static_cast<std::ptrdiff_t>(half));
+  must(cuStreamDestroy_v2(other));
+  const auto nothing = device_->mark({});
+  ASSERT_TRUE(nothing.has_value());
+  EXPECT_TRUE((*nothing)->wait());
+}
+
+TEST_F(CudaDeviceTest, TellsWhetherAGraphIsBeingRecorded) {
+  CUstream aside = nullptr;
+  must(cuStreamCreateWithPriority(&aside, kStreamNonBlocking, 0));
+  EXPECT_EQ(device_->capturing(stream_handle()), false);
+  must(cuStreamBeginCapture_v2(stream_, CUstreamCaptureMode::kGlobal));
+  EXPECT_EQ(device_->capturing(stream_handle()), true);
+  EXPECT_EQ(device_->capturing(reinterpret_cast<StreamHandle>(aside)), false);
+  EXPECT_EQ(device_->capturing(0), true) << "the legacy stream is ordered with the one being captured";
+  CUgraph graph = nullptr;
+  must(cuStreamEndCapture(stream_, &graph));
+  must(cuGraphDestroy(graph));
+  EXPECT_EQ(device_->capturing(stream_handle()), false);
+  must(cuStreamDestroy_v2(aside));
+}
+
+TEST_F(CudaDeviceTest, WorkOfOurThreadsBreaksNobodysCapture) {
+  const auto tensor = DeviceTensor::flat(20'000);
+  PinnedBuffer host(20'000);
+  must(cuStreamBeginCapture_v2(stream_, CUstreamCaptureMode::kGlobal));
+  std::jthread([&] {
+    const CopyPiece piece{&tensor.memory, 0, 20'000, host.data()};
+    EXPECT_TRUE(device_->copy_to_host({&piece, 1}));
+    EXPECT_TRUE(device_->fingerprint(tensor.memory, 3, true));
+    const auto passage = begun(nullptr, {&tensor.memory});
+    EXPECT_TRUE(queue_all(*passage, tensor.memory, host.data()));
+    EXPECT_TRUE(passage->queue_second_look(0));
+    EXPECT_TRUE(wait_for(*passage));
+    EXPECT_EQ(passage->unchanged(0), true);
+  }).join();
+  CUgraph graph = nullptr;
+  EXPECT_EQ(cuStreamEndCapture(stream_, &graph), CUresult::kSuccess);
+  must(cuGraphDestroy(graph));
+  EXPECT_EQ(host.copy(), tensor.twin);
+}
+
+TEST_F(CudaDeviceTest, NoWaitSpinsAndEventsAreUsedAgain) {
+  const auto tensor = DeviceTensor::flat(100'000);
+  PinnedBuffer host(100'000);
+  set_d2h_speed(200'000'000);
+  std::uint64_t events = 0;
+  for (int i = 0; i < 10; ++i) {
+    const auto passage = begun(marked(), {&tensor.memory});
+    ASSERT_TRUE(queue_all(*passage, tensor.memory, host.data()));
+    ASSERT_TRUE(passage->queue_second_look(0));
+    ASSERT_TRUE(wait_for(*passage));
+    ASSERT_TRUE(device_->fingerprint(tensor.memory, 1, false));
+    if (i == 0) events = swsim_calls("cuEventCreate");
+  }
+  EXPECT_EQ(swsim_calls("cuEventCreate"), events);
+  EXPECT_GE(counters().host_waits, 10u);
+  EXPECT_EQ(counters().spinning_waits, 0u);
+}
+
+TEST_F(CudaDeviceTest, ALostDeviceFailsEveryCallInWordsAndEveryDestructorReturns) {
+  device_lost_ = true;
+  const auto tensor = DeviceTensor::flat(100'000);
+  PinnedBuffer host(100'000);
+  must(swsim_stall_copies(0, 1));
+  auto clones = device_->clone({&tensor.memory, 1}, stream_handle());
+  ASSERT_TRUE(clones.has_value());
+  auto passage = begun(marked(), {&tensor.memory});
+  ASSERT_TRUE(queue_all(*passage, tensor.memory, host.data()));
+  auto last = passage->mark();
+  ASSERT_TRUE(last.has_value());
+  must(swsim_lose_device(0));
+  const Status waited = (*last)->wait();
+  ASSERT_FALSE(waited.has_value());
+  EXPECT_EQ(waited.error().kind, ErrorKind::kDevice);
+  EXPECT_THAT(waited.error().to_string(), AllOf(HasSubstr("cuda:0"), HasSubstr("CUDA_ERROR_UNKNOWN")));
+  EXPECT_FALSE(queue_all(*passage, tensor.memory, host.data()).has_value());
+  EXPECT_FALSE(device_->fingerprint(tensor.memory, 1, true).has_value());
+  const CopyPiece piece{&tensor.memory, 0, 100, host.data()};
+  EXPECT_FALSE(device_->copy_to_host({&piece, 1}).has_value());
+  EXPECT_FALSE(device_->begin(nullptr, std::vector{&tensor.memory}, 1).has_value());
+}
+
+class TwoCudaDevices : public OnCudaDevice {
+ protected:
+  TwoCudaDevices() : OnCudaDevice(2) {}
+};
+
+TEST_F(TwoCudaDevices, AStreamOfOneIsHeldBehindCopiesOfTheOther) {
+  auto second = CudaDevice::open(driver_, 1);
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ((*second)->name(), "cuda:1");
+  const Scope scope((*second)->context());
+  const auto tensor = DeviceTensor::flat(10'000);
+  PinnedBuffer host(10'000);
+  must(swsim_stall_copies(1, 1));
+  const auto passage = (*second)->begin(nullptr, {}, 1);
+  ASSERT_TRUE(passage.has_value());
+  ASSERT_TRUE(queue_all(**passage, tensor.memory, host.data()));
+  const auto copied = (*passage)->mark();
+  ASSERT_TRUE(copied.has_value());
+  ASSERT_TRUE(device_->hold(stream_handle(), **copied));
+  const auto behind = marked();
+  {
+    const Scope first(device_->context());
+    EXPECT_EQ(cuStreamQuery(stream_), CUresult::kNotReady);
+  }
+  must(swsim_stall_copies(1, 0));
+  EXPECT_TRUE(behind->wait());
+  EXPECT_EQ(host.copy(), tensor.twin);
+}
+
+}  // namespace
+}  // namespace slackwater::cuda

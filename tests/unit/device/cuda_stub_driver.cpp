@@ -1,0 +1,6 @@
+// A library that calls itself a CUDA driver and lacks nearly everything.
+extern "C" __attribute__((visibility("default"))) unsigned int cuInit(unsigned int /*flags*/) { return 0; }
+extern "C" __attribute__((visibility("default"))) unsigned int cuDriverGetVersion(int* version) {
+  *version = 11040;
+  return 0;
+}

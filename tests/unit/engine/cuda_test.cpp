@@ -1,0 +1,333 @@
+#include <deque>
+
+#include "unit/engine/cuda_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+constexpr std::uint64_t kSlow = 40u << 20;  // bytes a second: a MiB takes 25 ms
+
+TEST_F(EngineOnCuda, SavesWhatLiesOnTheDevice) {
+  add("w", 3 * kMiB + 17);
+  add("small", 5000);
+  add("empty", 0);
+  Engine engine = open(options());
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), expected());
+}
+
+TEST_F(EngineOnCuda, UpdateQueuedBehindTheDeviceFenceDoesNotReachTheSnapshot) {
+  add("w", 3 * kMiB);
+  set_d2h_speed(kSlow);
+  Engine engine = open(options());
+  const auto before = expected();
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.fence(streams()));
+  EXPECT_NE(snapshot.progress().level, Level::kStaged) << "the CPU was to go on while the copies run";
+  queue_update();
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), before);
+  EXPECT_EQ(snapshot.stats().device_fences, 1u);
+  EXPECT_EQ(snapshot.stats().host_fences, 0u);
+  synchronize();
+  for (const Entry& entry : tensors_) EXPECT_EQ(entry.tensor.now(), entry.tensor.twin);
+}
+
+TEST_F(EngineOnCuda, FenceWaitsOnTheHostWhileThePoolIsFull) {
+  add("w", 9 * kMiB);  // the pool has 4 MiB
+  set_d2h_speed(20 * kSlow);
+  Engine engine = open(options());
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const auto before = expected();
+    Snapshot snapshot = save(engine, step);
+    ASSERT_TRUE(snapshot.fence(streams()));
+    queue_update();
+    ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+    EXPECT_EQ(saved(step), before);
+  }
+}
+
+TEST_F(EngineOnCuda, HostFenceReturnsWhenTheBytesHaveLeft) {
+  add("w", 2 * kMiB);
+  set_d2h_speed(kSlow);
+  Engine engine = open(options());
+  const auto before = expected();
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.fence());
+  EXPECT_TRUE(snapshot.released());
+  queue_update();
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), before);
+  EXPECT_EQ(snapshot.stats().host_fences, 1u);
+  EXPECT_EQ(snapshot.stats().device_fences, 0u);
+}
+
+TEST_F(EngineOnCuda, CopiesWaitForTheWorkThatProducesTheState) {
+  add("w", kMiB);
+  Engine engine = open(options());
+  queue_update(30'000'000);  // still running when save() is called
+  const auto produced = expected();
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), produced);
+}
+
+TEST_F(EngineOnCuda, WithoutStreamsTheDefaultStreamIsWaitedFor) {
+  add("w", kMiB);
+  Engine engine = open(options());
+  must(swsim_launch_fill(nullptr, tensors_[0].tensor.address, kMiB, 0x5a, 30'000'000));
+  State state = this->state();
+  state.after.clear();
+  auto snapshot = engine.save(1, std::move(state));
+  ASSERT_TRUE(snapshot) << snapshot.error().to_string();
+  ASSERT_TRUE((**snapshot).wait(Level::kCommitted));
+  EXPECT_EQ(saved(1).at("w"), Bytes(kMiB, std::byte{0x5a}));
+}
+
+TEST_F(EngineOnCuda, UpdateWithoutAFenceIsNoticedAndNeverCommitted) {
+  add("w", 3 * kMiB);
+  set_d2h_speed(kSlow);
+  Engine engine = open(options());
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.wait(Level::kFenced));
+  queue_update();
+  const Status status = snapshot.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
+  EXPECT_EQ(snapshot.torn_tensor(), "w");
+  EXPECT_TRUE(engine.versions().empty());
+  EXPECT_FALSE(engine.wait(Level::kCommitted));  // reports it, and has learned from it
+  synchronize();
+  Snapshot next = save(engine, 2);  // captured inside save() from now on: no fence needed
+  const auto before = expected();
+  queue_update();
+  ASSERT_TRUE(next.wait(Level::kCommitted));
+  EXPECT_EQ(saved(2), before);
+}
+
+TEST_F(EngineOnCuda, VolatileTensorsAreDuplicatedInStreamOrder) {
+  add("statistics", 3000, 0, true);
+  add("w", 2 * kMiB);
+  set_d2h_speed(kSlow);
+  Engine engine = open(options());
+  queue_update(5'000'000);
+  const Bytes statistics = expected().at("statistics");
+  Snapshot snapshot = save(engine, 1);
+  tensors_[0].tensor.update(streams_.at(0));  // as a forward pass would
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1).at("statistics"), statistics);
+  EXPECT_EQ(snapshot.stats().at_once_bytes, 3000u);
+}
+
+TEST_F(EngineOnCuda, ParanoidSeesAnyByteThatChanges) {
+  add("w", 3 * kMiB);
+  set_d2h_speed(kSlow);
+  Options paranoid = options();
+  paranoid.paranoid = true;
+  Engine engine = open(paranoid);
+  Snapshot fine = save(engine, 1);
+  ASSERT_TRUE(fine.fence(streams()));
+  EXPECT_TRUE(fine.released()) << "the device must stand still until every byte was looked at twice";
+  ASSERT_TRUE(fine.wait(Level::kCommitted));
+  Snapshot torn = save(engine, 2);
+  must(swsim_launch_fill(streams_.at(0), tensors_[0].tensor.address + 3 * kMiB - 1, 1,
+                         static_cast<std::uint8_t>(~static_cast<unsigned>(tensors_[0].tensor.twin.back())), 0));
+  const Status status = torn.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
+}
+
+TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
+  add("w", 5 * kMiB + 3);  // more than the pool
+  add("b", 777);
+  Engine engine = open(options());
+  ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+  const auto before = expected();
+  queue_update(20'000'000);  // still running when restore() is called
+  auto restored =
+      engine.restore({.step = {}, .after = streams()}, [&](const Checkpoint&) -> Result<std::vector<Target>> {
+        std::vector<Target> targets;
+        for (const Entry& entry : tensors_) {
+          targets.push_back({.name = entry.name,
+                             .dtype = DType::kU8,
+                             .shape = entry.tensor.memory.shape,
+                             .strides = {},
+                             .data = entry.tensor.memory.data,
+                             .device = 0});
+        }
+        return targets;
+      });
+  ASSERT_TRUE(restored) << restored.error().to_string();
+  for (const Entry& entry : tensors_) EXPECT_EQ(entry.tensor.now(), before.at(entry.name)) << entry.name;
+}
+
+TEST_F(EngineOnCuda, SaveWhileAGraphIsCapturedIsRefused) {
+  add("w", kMiB);
+  Engine engine = open(options());
+  must(cuda::cuStreamBeginCapture_v2(streams_.at(0), cuda::CUstreamCaptureMode::kRelaxed));
+  const auto refused = engine.save(1, state());
+  cuda::CUgraph graph = nullptr;
+  must(cuda::cuStreamEndCapture(streams_.at(0), &graph));
+  must(cuda::cuGraphDestroy(graph));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_NE(refused.error().message.find("captured"), std::string::npos);
+  EXPECT_TRUE(engine.save(1, state()).has_value());
+}
+
+TEST_F(EngineOnCuda, EngineAtWorkLeavesACaptureOfTheTrainerAlone) {
+  add("w", 3 * kMiB);
+  set_d2h_speed(kSlow);
+  Engine engine = open(options());
+  Snapshot snapshot = save(engine, 1);
+  must(cuda::cuStreamBeginCapture_v2(streams_.at(0), cuda::CUstreamCaptureMode::kGlobal));
+  ASSERT_TRUE(snapshot.fence(streams()));  // as a step pre-hook inside the capture does
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  cuda::CUgraph graph = nullptr;
+  must(cuda::cuStreamEndCapture(streams_.at(0), &graph));  // an invalidated capture would say so
+  must(cuda::cuGraphDestroy(graph));
+  EXPECT_EQ(saved(1), expected());
+}
+
+TEST_F(EngineOnCuda, MixesHostAndDevice) {
+  add("on_device", 2 * kMiB + 1);
+  Bytes on_host(kMiB + 5, std::byte{7});
+  Engine engine = open(options());
+  State state = this->state();
+  state.tensors.push_back({.name = "on_host",
+                           .dtype = DType::kU8,
+                           .shape = {static_cast<std::int64_t>(on_host.size())},
+                           .strides = {},
+                           .data = on_host.data()});
+  auto before = expected();
+  before["on_host"] = on_host;
+  auto snapshot = engine.save(1, std::move(state));
+  ASSERT_TRUE(snapshot) << snapshot.error().to_string();
+  ASSERT_TRUE((**snapshot).fence(streams()));
+  queue_update();
+  std::ranges::fill(on_host, std::byte{8});
+  ASSERT_TRUE((**snapshot).wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), before);
+}
+
+TEST_F(EngineOnCuda, MissingDriverIsAnErrorOnlyForTensorsOnADevice) {
+  add("w", 100);
+  Options without = options();
+  without.cuda_driver = "libslackwater-nowhere.so.1";
+  Engine engine = open(without);
+  const auto refused = engine.save(1, state());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kUnsupported);
+  EXPECT_NE(refused.error().message.find("'w'"), std::string::npos) << refused.error().message;
+  Model model;
+  model.add("h", 100);
+  auto snapshot = engine.save(1, model.state());
+  ASSERT_TRUE(snapshot) << snapshot.error().to_string();
+  EXPECT_TRUE((**snapshot).wait(Level::kCommitted));
+}
+
+TEST_F(EngineOnCuda, FailedCopyFailsTheSnapshotAndNoOther) {
+  add("w", 3 * kMiB);
+  Engine engine = open(options());
+  ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+  const auto good = expected();
+  swsim_fail_call("cuMemcpyDtoHAsync_v2", 2, 719, 0);
+  Snapshot failed = save(engine, 2);
+  static_cast<void>(failed.fence(streams()));
+  const Status status = failed.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_NE(status.error().message.find("cuMemcpyDtoHAsync_v2"), std::string::npos) << status.error().message;
+  EXPECT_EQ(saved(1), good);
+  ASSERT_TRUE(save(engine, 3).wait(Level::kCommitted));
+  EXPECT_FALSE(engine.close()) << "the failure was not reported yet";
+}
+
+TEST_F(EngineOnCuda, LostDeviceFailsTheSnapshotAndCloseReturns) {
+  add("w", 3 * kMiB);
+  Engine engine = open(options());
+  ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+  const auto good = expected();
+  set_d2h_speed(kSlow);
+  Snapshot lost = save(engine, 2);
+  ASSERT_TRUE(lost.wait(Level::kFenced));
+  must(swsim_lose_device(0));
+  device_lost_ = true;
+  const Status status = lost.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  static_cast<void>(lost.fence(streams()));  // returns
+  auto after = engine.save(3, state());      // training goes on, on the host or not at all; save() is not what ends it
+  ASSERT_TRUE(after) << after.error().to_string();
+  ASSERT_TRUE((**after).error().has_value());
+  EXPECT_EQ((**after).error()->kind, ErrorKind::kDevice);
+  EXPECT_FALSE(engine.close());
+  EXPECT_EQ(saved(1), good);
+}
+
+TEST_F(EngineOnCuda, StalledDeviceLetsTheFenceGoAfterTheStallTimeout) {
+  add("w", 3 * kMiB);
+  Options impatient = options();
+  impatient.stall_timeout = std::chrono::milliseconds(100);
+  Engine engine = open(impatient);
+  ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  Snapshot snapshot = save(engine, 2);
+  const Status fenced = snapshot.fence();
+  EXPECT_FALSE(fenced);
+  must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+  EXPECT_FALSE(snapshot.wait(Level::kCommitted));
+  ASSERT_TRUE(snapshot.wait_released());
+  ASSERT_TRUE(save(engine, 3).wait(Level::kCommitted));
+}
+
+TEST_F(EngineOnCuda, NothingSpinsAndTheOldInterfaceIsNotCalled) {
+  add("w", 3 * kMiB);
+  set_d2h_speed(kSlow);
+  {
+    Engine engine = open(options());
+    for (std::uint64_t step = 1; step <= 3; ++step) {
+      Snapshot snapshot = save(engine, step);
+      ASSERT_TRUE(snapshot.fence(streams()));
+      queue_update();
+    }
+    ASSERT_TRUE(engine.close());
+  }
+  EXPECT_EQ(counters().spinning_waits, 0u);
+  EXPECT_EQ(counters().old_abi_calls, 0u);
+}
+
+class EngineOnTwoDevices : public EngineOnCuda {
+ protected:
+  EngineOnTwoDevices() : EngineOnCuda(2) {}
+};
+
+TEST_F(EngineOnTwoDevices, OneSnapshotSpansBoth) {
+  add("a", 2 * kMiB + 9, 0);
+  add("b", 2 * kMiB + 5, 1);
+  set_d2h_speed(kSlow, 0);
+  set_d2h_speed(kSlow, 1);
+  Options roomy = options();
+  roomy.pool_bytes = 8 * kMiB;
+  Engine engine = open(roomy);
+  const auto before = expected();
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.fence(streams()));
+  queue_update();
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), before);
+  EXPECT_EQ(snapshot.stats().device_fences, 1u);
+}
+
+TEST_F(EngineOnTwoDevices, DeviceWithoutAStreamMakesTheFenceWaitOnTheHost) {
+  add("a", kMiB, 0);
+  add("b", kMiB, 1);
+  Engine engine = open(options());
+  Snapshot snapshot = save(engine, 1);
+  const std::vector<StreamRef> only_first{streams().front()};
+  ASSERT_TRUE(snapshot.fence(only_first));
+  EXPECT_TRUE(snapshot.released());
+  EXPECT_EQ(snapshot.stats().host_fences, 1u);
+}
+
+}  // namespace
+}  // namespace slackwater::test
