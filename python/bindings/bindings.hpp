@@ -24,6 +24,7 @@ void bind_mailbox(nb::module_& module);
 void bind_values(nb::module_& module);
 void bind_snapshot(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
+void bind_dlpack(nb::module_& module);
 void bind_engine(nb::module_& module);
 
 // The one place an Error becomes an exception of slackwater.errors.
@@ -53,5 +54,8 @@ using TargetList = nb::typed<nb::list, nb::any>;
 [[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
 [[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);
 [[nodiscard]] DType to_dtype(nb::handle name);
+// [(device, handle), ...]
+using StreamList = std::vector<std::pair<int, std::uintptr_t>>;
+[[nodiscard]] std::vector<StreamRef> to_streams(const StreamList& items);
 
 }  // namespace slackwater::python

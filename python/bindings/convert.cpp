@@ -34,6 +34,13 @@ std::vector<Target> to_targets(const nb::list& items) {
   return targets;
 }
 
+std::vector<StreamRef> to_streams(const StreamList& items) {
+  std::vector<StreamRef> streams;
+  streams.reserve(items.size());
+  for (const auto& [device, handle] : items) streams.push_back({device, handle});
+  return streams;
+}
+
 Contents contents_of(const Checkpoint& checkpoint) {
   const auto tensors = checkpoint.tensors();
   return {checkpoint.version(), {tensors.begin(), tensors.end()}, checkpoint.tree(), checkpoint.metadata()};
@@ -63,7 +70,9 @@ void bind_values(nb::module_& module) {
   nb::class_<Contents>(module, "Contents", "What an opened checkpoint holds.")
       .def_ro("version", &Contents::version)
       .def_ro("tensors", &Contents::tensors)
-      .def_ro("tree", &Contents::tree)
+      .def_prop_ro(
+          "tree", [](const Contents& self) { return nb::bytes(self.tree.data(), self.tree.size()); },
+          "As it was saved: nobody vouches that it is text.")
       .def_ro("metadata", &Contents::metadata);
 
   module.def(

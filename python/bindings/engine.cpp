@@ -84,9 +84,11 @@ class PyEngine {
     return {value_or_raise(std::move(engine)), std::move(mailbox)};
   }
 
-  std::optional<PySnapshot> save(std::uint64_t step, const Structure& structure, const Addresses& addresses,
-                                 const nb::bytes& tree, std::map<std::string, std::string> metadata,
-                                 const nb::object& owner) {
+  // The snapshot is put into `arrived` here and not returned: a signal handler of Python may run, and raise, between the
+  // return of a call and the use of its result, and nobody would ever seal a snapshot that is lost there.
+  bool save(std::uint64_t step, const Structure& structure, const Addresses& addresses, const nb::bytes& tree,
+            std::map<std::string, std::string> metadata, const nb::object& owner, nb::list arrived,
+            const StreamList& after) {
     State state;
     state.tensors = structure.with_addresses(addresses);
     state.tree.assign(tree.c_str(), tree.size());
@@ -96,17 +98,19 @@ class PyEngine {
       mailbox->bury(static_cast<PyObject*>(object));
     });
     state.sealed_by_caller = true;
+    state.after = to_streams(after);
     Result<std::optional<Snapshot>> saved = [&] {
       const nb::gil_scoped_release release;
       return engine_->save(step, std::move(state));
     }();
     std::optional<Snapshot> snapshot = value_or_raise(std::move(saved));
-    if (!snapshot) return std::nullopt;
-    return PySnapshot(std::move(*snapshot));
+    if (!snapshot) return false;
+    arrived.append(PySnapshot(std::move(*snapshot)));
+    return true;
   }
 
   // An exception of `plan` ends the restore and is raised as it is; checkpointer.py adds what it means for the state.
-  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan) {
+  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan, const StreamList& after) {
     std::optional<nb::python_error> raised;
     const auto ask = [&](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
       const nb::gil_scoped_acquire acquire;
@@ -120,9 +124,10 @@ class PyEngine {
       }
       return fail(ErrorKind::kInvalidArgument, "the plan of the restore raised an exception");
     };
+    const RestoreOptions options{.step = step, .after = to_streams(after)};
     auto restored = [&] {
       const nb::gil_scoped_release release;
-      return engine_->restore(RestoreOptions{step}, ask);
+      return engine_->restore(options, ask);
     }();
     if (raised) throw std::move(*raised);
     std::optional<Restored> result = value_or_raise(std::move(restored));
@@ -191,12 +196,15 @@ void bind_engine(nb::module_& module) {
   nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
       .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"))
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
-           nb::arg("metadata"), nb::arg("owner"),
-           "Capture a state; None when skipped. `owner` is kept until no byte is read any more.")
-      .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"),
+           nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
+           "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
+           "is "
+           "read any more; `after` are (device, stream) that produce it.")
+      .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("after") = StreamList(),
            nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, "
                    "str, tuple[int, ...], "
-                   "tuple[int, ...] | None, int, int]]]) -> tuple[VersionInfo, list[str]] | None"),
+                   "tuple[int, ...] | None, int, int]]], after: collections.abc.Sequence[tuple[int, int]] = []) -> "
+                   "tuple[VersionInfo, list[str]] | None"),
            "plan(Contents) answers where tensors go; None when there is nothing to restore.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
            "Raise the first background error not yet reported.")

@@ -22,6 +22,7 @@ const char* exception_name(ErrorKind kind) {
     case ErrorKind::kUnsupported: return "UnsupportedError";
     case ErrorKind::kOutOfMemory: return "OutOfMemoryError";
     case ErrorKind::kInternal: return "InternalError";
+    case ErrorKind::kDevice: return "DeviceError";
   }
   return "InternalError";
 }

@@ -108,8 +108,13 @@ void bind_mailbox(nb::module_& module) {
       .def(
           "collect",
           [](MailboxHandle& self) {
-            std::vector<std::pair<int, std::string>> lines;
-            for (auto& [level, line] : self.box->collect()) lines.emplace_back(logging_level(level), std::move(line));
+            std::vector<std::pair<int, nb::object>> lines;
+            for (const auto& [level, line] : self.box->collect()) {
+              // A line may quote the name of a file, which need not be UTF-8.
+              lines.emplace_back(
+                  logging_level(level),
+                  nb::steal(PyUnicode_DecodeUTF8(line.data(), static_cast<Py_ssize_t>(line.size()), "replace")));
+            }
             return lines;
           },
           "Drop what is no longer read; return [(logging level, line), ...], oldest first.")

@@ -8,5 +8,6 @@ NB_MODULE(_core, module) {
   bind_values(module);
   bind_snapshot(module);
   bind_checkpoint(module);
+  bind_dlpack(module);
   bind_engine(module);
 }

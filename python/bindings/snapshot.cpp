@@ -1,8 +1,10 @@
 #include "snapshot.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "wait.hpp"
@@ -10,11 +12,11 @@
 namespace slackwater::python {
 
 Level to_level(const std::string& name) {
-  for (const Level level : {Level::kStaged, Level::kDurable, Level::kCommitted}) {
+  for (const Level level : {Level::kFenced, Level::kStaged, Level::kDurable, Level::kCommitted}) {
     if (to_string(level) == name) return level;
   }
   raise(Error{ErrorKind::kInvalidArgument,
-              "level is '" + name + "'; it is one of 'staged', 'durable', 'committed'",
+              "level is '" + name + "'; it is one of 'fenced', 'staged', 'durable', 'committed'",
               {},
               0,
               false});
@@ -41,6 +43,17 @@ bool wait_released(Snapshot& snapshot, std::optional<double> timeout) {
   return released;
 }
 
+bool wait_fenced(Snapshot& snapshot, std::optional<double> timeout) {
+  bool fenced = false;
+  wait_in_slices(timeout, [&](std::chrono::milliseconds slice) {
+    // A failed one may still be read from: its sources are free only when it has released them.
+    fenced = snapshot.released() || (snapshot.wait(Level::kFenced, slice).has_value());
+    if (!fenced && snapshot.progress().failed) fenced = snapshot.wait_released(slice);
+    return fenced;
+  });
+  return fenced;
+}
+
 }  // namespace
 
 void bind_snapshot(nb::module_& module) {
@@ -58,6 +71,9 @@ void bind_snapshot(nb::module_& module) {
       .def_ro("save_seconds", &SnapshotStats::save_seconds)
       .def_ro("busy_seconds", &SnapshotStats::busy_seconds)
       .def_ro("fence_seconds", &SnapshotStats::fence_seconds)
+      .def_ro("host_fences", &SnapshotStats::host_fences)
+      .def_ro("device_fences", &SnapshotStats::device_fences)
+      .def_ro("fenced_seconds", &SnapshotStats::fenced_seconds)
       .def_ro("staged_seconds", &SnapshotStats::staged_seconds)
       .def_ro("durable_seconds", &SnapshotStats::durable_seconds)
       .def_ro("committed_seconds", &SnapshotStats::committed_seconds);
@@ -70,8 +86,21 @@ void bind_snapshot(nb::module_& module) {
           nb::arg("timeout") = nb::none(),
           "Wait until no source byte will be read any more, without the GIL; False on time-out. Signals are handled.")
       .def(
-          "fence", [](PySnapshot& self) { (void)self.get().fence(); }, nb::call_guard<nb::gil_scoped_release>(),
-          "The same, but gives the snapshot up if storage makes no progress for stall_timeout.")
+          "wait_fenced",
+          [](PySnapshot& self, std::optional<double> timeout) { return wait_fenced(self.get(), timeout); },
+          nb::arg("timeout") = nb::none(),
+          "Wait until every copy is made or queued on its device, without the GIL; False on time-out. Signals are "
+          "handled.")
+      .def(
+          "fence",
+          [](PySnapshot& self, const StreamList& streams) {
+            const std::vector<StreamRef> refs = to_streams(streams);
+            const nb::gil_scoped_release release;
+            return self.get().fence(refs).has_value();
+          },
+          nb::arg("streams") = StreamList(),
+          "Return when the sources may be written again; with (device, stream) pairs, by work queued on those. Gives "
+          "the snapshot up if nothing makes progress for stall_timeout; False if it has failed.")
       .def("seal", &PySnapshot::seal, nb::arg("torn_tensor") = nb::none(),
            "Once: the sources were unchanged, or the named tensor was found changed.")
       .def(

@@ -25,6 +25,7 @@ from .placement import Placement
 from .reader import read_copies
 from .session import Session
 from .snapshot import Level, Snapshot
+from .streams import all_producers
 
 logger = logging.getLogger("slackwater")
 
@@ -48,7 +49,7 @@ class _Restore:
         while True:
             step = wanted  # of the version in hand
             try:
-                restored = session.engine.restore(wanted, self._targets)
+                restored = session.engine.restore(wanted, self._targets, all_producers())
                 if restored is None:
                     return None
                 step = restored[0].step
@@ -117,6 +118,7 @@ class Checkpointer:
         io_backend: Literal["auto", "uring", "threads"] | None = None,
         direct_io: bool | None = None,
         stall_timeout: float | None = None,
+        cuda_driver: str | None = None,
         run_name: str | None = None,
     ) -> None:
         self.path = _directory(path)
@@ -140,6 +142,7 @@ class Checkpointer:
             "io_backend": io_backend,
             "direct_io": direct_io,
             "stall_timeout": stall_timeout,
+            "cuda_driver": cuda_driver,
             "run_name": run_name,
         }
         given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}
@@ -154,12 +157,18 @@ class Checkpointer:
         self._finalizer.atexit = False  # lifecycle.py does that
 
     def save(
-        self, step: int, state: Mapping[Any, Any], *, metadata: Mapping[str, str] | None = None
+        self,
+        step: int,
+        state: Mapping[Any, Any],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        after: Iterable[Any] | None = None,
     ) -> Snapshot | None:
         """Capture ``state`` as checkpoint ``step`` and return; the bytes follow in the background.
 
         The tensors must not change before the next fence, which optimizers of torch call by themselves. Returns None
         when this step is skipped: it is not divisible by ``every``, or the engine is busy and ``on_busy`` is "skip".
+        ``after``: CUDA streams that produce the tensors, by default torch's current one of each device.
         Trouble with the storage does not raise here (unless ``on_error`` is "raise"): see ``Snapshot.error``, ``wait``.
         """
         self._session.check_open()
@@ -167,7 +176,7 @@ class Checkpointer:
         words = _check_metadata(metadata)
         if step % self._every != 0:
             return None
-        return self._session.save(step, state, words)
+        return self._session.save(step, state, words, after)
 
     def restore(
         self,
@@ -206,11 +215,15 @@ class Checkpointer:
                 error.add_note(f"slackwater: {_UNDEFINED}")
             raise
 
-    def fence(self) -> None:
-        """Return when the tensors of everything in flight may be written again. Any thread may call it."""
+    def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
+        """Return when the tensors of everything in flight may be written again. Any thread may call it.
+
+        On a CUDA device: by work queued from now on on ``streams`` (by default torch's current stream of each device),
+        while the CPU goes on; ``host=True`` waits until the bytes have left the device.
+        """
         session = self._session
         session.check_open()
-        session.fence()
+        session.fence(streams, host=host)
 
     def fence_on(self, obj: Any, method: str) -> None:
         """Fence before every call of ``obj.method``, for updates that no torch optimizer makes. ``close`` undoes it."""

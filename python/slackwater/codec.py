@@ -342,8 +342,42 @@ _ENCODERS: dict[type, Callable[[Encoder, Any, str], Node]] = {
 }
 
 
+class Rendered:
+    """A node that is JSON text already. Nothing but ``dump_tree`` may meet it."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, node: Node) -> None:
+        self.text = _dump(node)
+
+
+class _RenderedInside(Exception):
+    pass
+
+
+def _refuse_rendered(value: Any) -> NoReturn:
+    if isinstance(value, Rendered):
+        raise _RenderedInside
+    raise TypeError(f"{type(value).__name__} is no node")
+
+
+_to_json = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_refuse_rendered
+).encode
+
+
+def _dump(node: Node) -> str:
+    """JSON's own encoder takes whole branches; only those with rendered nodes below are put together here."""
+    if type(node) is Rendered:
+        return node.text
+    try:
+        return _to_json(node)
+    except _RenderedInside:
+        pass
+    if isinstance(node, dict):
+        return "{" + ",".join([f"{_to_json(key)}:{_dump(value)}" for key, value in node.items()]) + "}"
+    return "[" + ",".join(map(_dump, node)) + "]"
+
+
 def dump_tree(node: Node) -> bytes:
-    text = json.dumps(
-        {"slackwater_tree": FORMAT, "state": node}, ensure_ascii=False, separators=(",", ":"), allow_nan=False
-    )
-    return text.encode()
+    return _dump({"slackwater_tree": FORMAT, "state": node}).encode()

@@ -79,10 +79,11 @@ def _decode_pickle(decoder: Decoder, node: Node) -> Any:
 
 
 def _find_class(path: str) -> Any:
+    """Among what is loaded already. No attribute is asked for: a module's __getattr__ may import others."""
     module, _, qualified = path.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        found = getattr(found, part, None)
+        found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
     return found
 
 
@@ -126,7 +127,10 @@ def _numpy_dtype(text: str) -> Any:
         import numpy as np
     except ImportError as error:
         raise UnsupportedError("the checkpoint holds NumPy values; install NumPy to read them") from error
-    dtype = np.dtype(text)
+    try:
+        dtype = np.dtype(text)
+    except Exception as error:  # NumPy parses a small language here, and answers nonsense with a SyntaxError too
+        raise DamagedError(f"the checkpoint names the NumPy dtype {text!r}, which there is not") from error
     if dtype.hasobject:
         raise DamagedError(f"the checkpoint names the NumPy dtype {text}, which Slackwater never writes")
     return dtype
@@ -136,7 +140,7 @@ def _decode_torch_name(decoder: Decoder, node: Node) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         return f"torch.{node['v']}"
-    found = getattr(torch, node["v"], None)
+    found = vars(torch).get(node["v"])
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
         raise UnsupportedError(f"the checkpoint names torch.{node['v']}, which this PyTorch does not have")
     return found
@@ -149,7 +153,10 @@ def _decode_torch_size(decoder: Decoder, node: Node) -> Any:
 
 def _decode_torch_device(decoder: Decoder, node: Node) -> Any:
     torch = sys.modules.get("torch")
-    return node["v"] if torch is None else torch.device(node["v"])
+    try:
+        return node["v"] if torch is None else torch.device(node["v"])
+    except RuntimeError as error:
+        raise UnsupportedError(f"the checkpoint names the device {node['v']!r}, which there is not") from error
 
 
 def _decode_default_dict(decoder: Decoder, node: Node) -> Any:
@@ -216,7 +223,37 @@ _DECODERS: dict[str, Callable[[Decoder, Node], Any]] = {
 }
 
 
-def load_tree(text: str) -> Node:
+def _is_pairs(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
+
+
+# What must hold of the nodes that are looked into without being decoded (nodes.py, placement.py).
+_WELL_FORMED: dict[str, Callable[[Node], bool]] = {
+    "$t": lambda node: isinstance(node.get("$t"), str),
+    "$a": lambda node: isinstance(node.get("$a"), str),
+    **{tag: lambda node: _is_pairs(node.get("v")) for tag in ("dict", "OrderedDict", "Counter", "defaultdict")},
+    **{tag: lambda node: isinstance(node.get("v"), list) for tag in ("tuple", "namedtuple", "deque")},
+    **{tag: lambda node: "v" in node for tag in ("Namespace", "SimpleNamespace")},
+    "object": lambda node: "v" in node and isinstance(node.get("class"), str),
+    "subclass": lambda node: isinstance(node.get("v"), dict),
+}
+
+
+def _check(root: Node) -> None:
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack.extend(node)
+        elif isinstance(node, dict):
+            tag = tag_of(node)
+            well_formed = _WELL_FORMED.get(tag) if tag is not None else None
+            if well_formed is not None and not well_formed(node):
+                raise DamagedError(f"the tree of the checkpoint holds a malformed value of the kind '{tag}'")
+            stack.extend(node.values())
+
+
+def load_tree(text: str | bytes) -> Node:
     """The root node of a checkpoint's tree."""
     try:
         document = json.loads(text)
@@ -228,6 +265,7 @@ def load_tree(text: str) -> Node:
         raise UnsupportedError(
             f"the tree of the checkpoint has format {version}, this version of Slackwater reads {FORMAT}; update it"
         )
+    _check(state)
     return state
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "BusyError",
     "ClosedError",
     "DamagedError",
+    "DeviceError",
     "Error",
     "InDoubtError",
     "InternalError",
@@ -89,6 +90,10 @@ class InDoubtError(StorageError):
 
 class DamagedError(Error):
     """Bytes on storage are not the bytes that were promised."""
+
+
+class DeviceError(Error, RuntimeError):
+    """A GPU, or its driver, failed."""
 
 
 class MismatchError(Error, ValueError):

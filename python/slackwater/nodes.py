@@ -17,10 +17,19 @@ def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
     if tag is None:
         return list(node.items()) if isinstance(node, dict) else None
     if tag in ("dict", "OrderedDict", "defaultdict", "Counter"):
-        return [(decoder.decode(key, no_tensor), value) for key, value in node["v"]]
+        return [(_key(key), value) for key, value in node["v"]]
     if tag in ("Namespace", "SimpleNamespace"):
         return entries_of(node["v"])
     return None
+
+
+def _key(node: Node) -> Any:
+    key = decoder.decode(node, no_tensor)
+    try:
+        hash(key)
+    except TypeError as error:
+        raise DamagedError(f"the tree of the checkpoint has a {type(key).__name__} for a key") from error
+    return key
 
 
 def elements_of(node: Node) -> list[Node] | None:

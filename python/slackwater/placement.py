@@ -61,7 +61,12 @@ class Placement:
         self._missing: list[str] = []
         self._extra: list[str] = []
         self._wrong: list[str] = []
-        self._mapping(decoder.load_tree(contents.tree), state, "", None)
+        try:
+            self._mapping(decoder.load_tree(contents.tree), state, "", None)
+        except RecursionError:
+            raise UnsupportedError(
+                "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
+            ) from None
         self._complain(contents.version.step)
 
     def targets(self) -> list[tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]]:
@@ -140,7 +145,10 @@ class Placement:
         elif not isinstance(target, type) and callable(getattr(target, "load_state_dict", None)):
             self._object(node, target, name)
         elif self._look.is_tensor(target):
-            self._tensor(node, arrays.to_array(target, name), name)
+            if arrays.is_on_cuda(target):
+                self._borrowed(node, target, name)
+            else:
+                self._tensor(node, arrays.to_array(target, name), name)
         elif isinstance(target, MutableMapping):
             self._mapping(node, target, name, assign)
         elif isinstance(target, list):
@@ -275,19 +283,44 @@ class Placement:
         ):
             self.copies.append((saved, target))
         else:
-            place = memory[:5]
-            earlier = self._targets.get(place)
-            if earlier is not None and memory.address and self._stored(earlier[0]) != self._stored(saved):
-                logger.warning(
-                    "'%s' and '%s' share their memory here but were saved as two tensors; '%s' is used",
-                    earlier[0],
-                    saved,
-                    saved,
-                )
-            key = place if memory.address else (saved, *place)
-            self._targets[key] = (saved, memory)
+            self._place_at(saved, memory)
             if is_torch:
                 self._written.append(memory.owner)
+
+    def _borrowed(self, node: Node, target: Any, name: str) -> None:
+        """An array on a CUDA device that speaks DLPack and nothing else we know."""
+        saved = tensor_name(node)
+        if saved is None:
+            self._kind_differs(node, target, name)
+            return
+        if not self._selected(saved):
+            return
+        info = self.info(saved)
+        memory = arrays.cuda_memory(target, saved)
+        if (memory.shape, memory.dtype) != (info.shape, info.dtype):
+            self._wrong.append(
+                f"'{saved}' is {memory.dtype}{list(memory.shape)} here "
+                f"and {info.dtype}{list(info.shape)} in the checkpoint"
+            )
+        elif memory.overlaps_itself or memory.owner.read_only:
+            self._wrong.append(
+                f"'{saved}' cannot be written in place: it is read-only, or an expanded view; give an ordinary array"
+            )
+        else:
+            self._place_at(saved, memory)
+
+    def _place_at(self, saved: str, memory: Memory) -> None:
+        place = memory[:5]
+        earlier = self._targets.get(place)
+        if earlier is not None and memory.address and self._stored(earlier[0]) != self._stored(saved):
+            logger.warning(
+                "'%s' and '%s' share their memory here but were saved as two tensors; '%s' is used",
+                earlier[0],
+                saved,
+                saved,
+            )
+        key = place if memory.address else (saved, *place)
+        self._targets[key] = (saved, memory)
 
     def _stored(self, name: str) -> str:
         return self.info(name).alias_of or name
@@ -329,7 +362,8 @@ class Placement:
             self._kind_differs(node, module, name)
             return
         saved = dict(zip(_canonical([key for key, _ in entries]), entries, strict=True))
-        for key, tensor, _ in self._torch.module_tensors(module):
+        keys, tensors, _ = self._torch.module_tensors(module)
+        for key, tensor in zip(names.strip_wrappers(keys), tensors, strict=True):
             _, child = saved.pop(key, (None, _ABSENT))
             if child is _ABSENT:
                 self._absent(tensor, names.join(name, key))
@@ -389,7 +423,9 @@ class Placement:
         parameters: dict[int, tuple[Any, dict[str, Any]]] = {}
         for index, (group_node, group) in enumerate(zip(groups, optimizer.param_groups, strict=True)):
             saved_group = dict(entries_of(group_node) or [])
-            numbers = saved_group.pop("params", [])
+            numbers = elements_of(saved_group.pop("params", [])) or []
+            if not all(type(number) is int for number in numbers):
+                raise DamagedError(f"the tree of the checkpoint has parameters of '{name}' without their numbers")
             if len(numbers) != len(group["params"]):
                 self._wrong.append(
                     f"group {index} of '{name}' has {len(group['params'])} parameters here "

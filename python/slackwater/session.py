@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
 from .fence_hooks import FencedMethods, register_step_hook
 from .snapshot import Level, Snapshot
+from .streams import producers, stream_pairs
 from .tree import Capturer
 
 logger = logging.getLogger("slackwater")
@@ -35,8 +36,9 @@ class Session:
         self.methods = FencedMethods()
         self._capturer = Capturer(allow_pickle)
         self._raise_errors = raise_errors
+        self._arriving: Snapshot | None = None  # the engine is taking it
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
-        self._unsettled: dict[Snapshot, None] = {}  # every change is one atomic operation
+        self._unsettled: dict[Snapshot, None] = {}  # may still be read from; every change is one atomic operation
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
         self._stopping = False
@@ -47,28 +49,46 @@ class Session:
 
     # Saving
 
-    def save(self, step: int, state: Any, metadata: dict[str, str]) -> Snapshot | None:
+    def save(
+        self, step: int, state: Any, metadata: dict[str, str], after: Iterable[Any] | None = None
+    ) -> Snapshot | None:
         self.check_open()
+        self._join_in_flight()  # one whose save() was interrupted
         self._forget_finished()
         if self._keeper is None:
             self.fence()  # no one else settles what is in flight, and the engine may wait for it
         start = time.perf_counter()
-        capture = self._capturer.capture(state)
+        named = None if after is None else stream_pairs(after)
+        capture = self._capturer.capture(state, compute=named is None)
         flatten_seconds = time.perf_counter() - start - capture.user_seconds
         if capture.has_torch and self._remove_hook is None:
             self._remove_hook = register_step_hook(self)
-        core = self.engine.save(step, capture.structure, capture.addresses, capture.tree, metadata, capture.held)
-        if core is None:
-            self.drain_log()
-            return None
-        snapshot = Snapshot(
-            core, capture, self.ownership, self._capturer.torn_names.add, time.perf_counter() - start, flatten_seconds
-        )
-        self._in_flight.append(snapshot)
-        self._unsettled[snapshot] = None
-        self._wake_keeper()
+        streams = producers(capture.devices, capture.lent) if named is None else named
+        snapshot = Snapshot([], capture, self.ownership, self._capturer.torn_names.add, flatten_seconds)
+        arrived, self._arriving = snapshot._arrived, snapshot
+        try:
+            self.engine.save(
+                step, capture.structure, capture.addresses, capture.tree, metadata, capture.held, arrived, streams
+            )
+        finally:  # Ctrl-C, too: what the engine has taken is settled like any other
+            snapshot._save_seconds = time.perf_counter() - start
+            self._join_in_flight()
         self.drain_log()
-        return snapshot
+        return snapshot if snapshot._arrived else None
+
+    def _join_in_flight(self) -> None:
+        """What the engine has just taken joins the others.
+
+        Called by save(), and by close(), which a signal handler may call before save() comes to it. It may be
+        interrupted at any point and begun again.
+        """
+        snapshot = self._arriving
+        if snapshot is not None and snapshot._arrived:
+            if snapshot not in self._in_flight:
+                self._in_flight.append(snapshot)
+            self._unsettled[snapshot] = None
+            self._wake_keeper()
+        self._arriving = None
 
     def _forget_finished(self) -> None:
         failed = None
@@ -87,10 +107,12 @@ class Session:
 
     # Fences
 
-    def fence(self) -> None:
+    def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
+        chosen = None if streams is None else stream_pairs(streams)
         for snapshot in list(self._unsettled):
-            snapshot.fence()
-            self._unsettled.pop(snapshot, None)
+            snapshot.fence(chosen, host=host)
+            if not snapshot._to_fence:
+                self._unsettled.pop(snapshot, None)
 
     def fence_quietly(self) -> None:
         """For hooks: training goes on, whatever happens here."""
@@ -134,6 +156,7 @@ class Session:
     def close(self, timeout: float | None) -> None:
         if self.ownership.disowned or self.closed:
             return
+        self._join_in_flight()
         try:
             left = self._wait_in_flight("committed", timeout)
         except TimeoutError:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from . import _core
 from .errors import ClosedError, Error
 from .lifecycle import Ownership
+from .streams import Pair, current_streams, stream_pairs
 from .tree import Capture, torch_adapter
 
-Level = Literal["staged", "durable", "committed"]
+Level = Literal["fenced", "staged", "durable", "committed"]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a snapshot has come. ``level`` is the last one reached: captured, staged, durable or committed."""
+    """How far a snapshot has come. ``level`` is the last one reached: captured, fenced, staged, durable, committed."""
 
     level: str
     failed: bool
@@ -39,6 +40,9 @@ class SnapshotStats:
     state_dict_seconds: float  # in state_dict() of the caller's own objects
     busy_seconds: float  # waiting for an earlier snapshot
     fence_seconds: float  # training held up at the fence
+    host_fences: int  # fences that waited until the bytes had left
+    device_fences: int  # fences that only ordered the device's streams behind the copies
+    fenced_seconds: float
     staged_seconds: float
     durable_seconds: float
     committed_seconds: float
@@ -49,44 +53,60 @@ class Snapshot:
 
     def __init__(
         self,
-        core: _core.Snapshot,
+        arrived: list[_core.Snapshot],
         capture: Capture,
         ownership: Ownership,
         on_torn: Callable[[str], None],
-        save_seconds: float,
         flatten_seconds: float,
     ) -> None:
-        self._core = core
+        self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
         self._capture: Capture | None = capture  # until settled
+        self._devices = capture.devices
+        self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
         self._on_torn = on_torn
-        self._save_seconds = save_seconds
+        self._save_seconds = 0.0
         self._flatten_seconds = flatten_seconds
         self._state_dict_seconds = capture.user_seconds
         self._fence_seconds = 0.0
         self._settling = threading.RLock()  # a garbage collection in here may close a session, on this thread
 
     @property
+    def _core(self) -> _core.Snapshot:
+        return self._arrived[0]
+
+    @property
     def step(self) -> int:
         return self._core.step
 
-    def fence(self) -> None:
-        """Return when the tensors may be written again, whether the snapshot is well or failed (see ``error``)."""
+    def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
+        """Return when the tensors may be written again, whether the snapshot is well or failed (see ``error``).
+
+        Tensors on a CUDA device: by work queued from now on on ``streams``, by default torch's current stream of each
+        device; the CPU waits only while copies could not be queued yet. ``host=True``, or no stream for one of the
+        devices: the CPU waits until the bytes have left.
+        """
         self._check_owner()
-        if self._capture is None:
+        if not self._to_fence or (self._capture is None and self._core.wait_released(0.0)):
             return
         start = time.perf_counter()
+        chosen: list[Pair] = []
+        if self._devices and not host:
+            chosen = current_streams(self._devices) if streams is None else stream_pairs(streams)
         # Ctrl-C may end this wait, but not the one below, which gives the snapshot up if storage makes no progress.
-        if not self._core.wait_released(self._ownership.stall_timeout):
-            self._core.fence()
+        wait = self._core.wait_fenced if chosen else self._core.wait_released
+        wait(self._ownership.stall_timeout)
+        well = self._core.fence(chosen)
         self._settle()
+        # The next fence may come for another stream, or for the graph whose capture got no wait.
+        self._to_fence = well and bool(chosen)
         self._fence_seconds += time.perf_counter() - start
 
     def wait(self, level: Level = "committed", timeout: float | None = None) -> None:
         """Wait until ``level`` is reached. Raises what the snapshot failed with; TimeoutError after ``timeout`` s."""
         self._check_owner()
         start = time.monotonic()
-        if self._capture is not None and self._core.wait_released(timeout):
+        if level != "fenced" and self._capture is not None and self._core.wait_released(timeout):
             self._settle()
         left = None if timeout is None else max(0.0, timeout - (time.monotonic() - start))
         self._core.wait(level, left)
@@ -113,6 +133,9 @@ class Snapshot:
             state_dict_seconds=self._state_dict_seconds,
             busy_seconds=core.busy_seconds,
             fence_seconds=self._fence_seconds,
+            host_fences=core.host_fences,
+            device_fences=core.device_fences,
+            fenced_seconds=core.fenced_seconds,
             staged_seconds=core.staged_seconds,
             durable_seconds=core.durable_seconds,
             committed_seconds=core.committed_seconds,

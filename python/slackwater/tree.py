@@ -6,14 +6,14 @@ import itertools
 import operator
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from . import _core, codec, names
 from .adapters import arrays
 from .codec import Node
 from .errors import UsageError
-from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, SMALL_BYTES, Memory
+from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, HOST, SMALL_BYTES, Memory
 
 
 def torch_adapter() -> Any:
@@ -29,11 +29,28 @@ def class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-class Flattener(codec.Encoder):
-    """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways."""
+class Table(NamedTuple):
+    """A dict of tensors, or of dicts of tensors, as it was found at an earlier save: all that follows from its keys."""
 
-    def __init__(self, allow_pickle: bool = False) -> None:
+    keys: Hashable
+    names: list[str]
+    node: codec.Rendered
+
+
+_TABLE_KEYS = frozenset({str, int})  # of these types exactly: equal keys then are the same keys
+
+
+class Flattener(codec.Encoder):
+    """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways.
+
+    With ``known``, the tables of an earlier walk, dicts of tensors whose keys have not changed are not named and
+    encoded again: their nodes come out as text. ``tables`` are those of this walk.
+    """
+
+    def __init__(self, allow_pickle: bool = False, known: dict[str, Table] | None = None) -> None:
         super().__init__(allow_pickle)
+        self._known = known
+        self.tables: dict[str, Table] = {}
         self.torch_names: list[str] = []
         self.torch_tensors: list[Any] = []
         self.torch_volatile: list[bool] = []
@@ -56,6 +73,52 @@ class Flattener(codec.Encoder):
             raise UsageError(
                 "the state is nested too deeply; flatten what is deeper than a few hundred levels"
             ) from None
+
+    # Tables: most of a large state
+
+    def mapping(self, mapping: Any, name: str) -> Node:
+        rows = self._rows_of(mapping) if self._known is not None and type(mapping) is dict and name else None
+        if rows is None:
+            return super().mapping(mapping, name)
+        keys, tensors = rows
+        if self._stands_still:
+            volatile = [False] * len(tensors)
+        else:
+            volatile = [tensor.numel() * tensor.itemsize <= SMALL_BYTES for tensor in tensors]
+        return self._table(name, keys, tensors, volatile, lambda: super(Flattener, self).mapping(mapping, name))
+
+    def _rows_of(self, mapping: dict[Any, Any]) -> tuple[Hashable, list[Any]] | None:
+        """Keys and tensors of a dict of tensors, or of dicts of tensors; None for any other."""
+        values = list(mapping.values())
+        kinds = set(map(type, values))
+        if not kinds or not set(map(type, mapping)) <= _TABLE_KEYS:
+            return None
+        if kinds <= self._plain_tensors:
+            return tuple(mapping), values
+        if kinds != {dict}:
+            return None
+        tensors = [tensor for row in values for tensor in row.values()]
+        columns = [*map(tuple, values)]
+        if not set(map(type, tensors)) <= self._plain_tensors:
+            return None
+        if not set(map(type, itertools.chain.from_iterable(columns))) <= _TABLE_KEYS:
+            return None
+        return (tuple(mapping), tuple(columns)), tensors
+
+    def _table(
+        self, name: str, keys: Hashable, tensors: Iterable[Any], volatile: list[bool], encode: Callable[[], Node]
+    ) -> Node:
+        table = self._known.get(name) if self._known is not None else None
+        if table is None or table.keys != keys:
+            first = len(self.torch_names)
+            node = encode()
+            self.tables[name] = Table(keys, self.torch_names[first:], codec.Rendered(node))
+            return node
+        self.tables[name] = table
+        self.torch_names += table.names
+        self.torch_tensors += tensors
+        self.torch_volatile += volatile
+        return table.node
 
     # What codec.Encoder asks for
 
@@ -86,6 +149,8 @@ class Flattener(codec.Encoder):
             return self._object(value, name, self._state_dict(value))
         np = sys.modules.get("numpy")
         if arrays.is_dlpack(value) and not (np is not None and isinstance(value, np.generic)):
+            if arrays.is_on_cuda(value):
+                return self._borrowed(value, name)
             array = arrays.to_array(value, name)
             if torch is not None and isinstance(array, torch.Tensor):
                 return self._tensor(array, name, self._stands_still)
@@ -119,6 +184,13 @@ class Flattener(codec.Encoder):
         self.array_volatile.append(array.nbytes <= SMALL_BYTES)
         return {"$a": name}
 
+    def _borrowed(self, value: Any, name: str) -> Node:
+        memory = arrays.cuda_memory(value, name)
+        self.array_names.append(name)
+        self.array_memories.append(memory)
+        self.array_volatile.append(memory.size_bytes <= SMALL_BYTES)
+        return {"$a" if arrays.numpy_has(memory.dtype) else "$t": name}
+
     # Objects
 
     def _state_dict(self, value: Any) -> Any:
@@ -134,9 +206,16 @@ class Flattener(codec.Encoder):
         torch = self._torch
         if not torch.is_plain_module(module):
             return self._hooked_module(module, name)
-        nodes = {}
-        for key, tensor, is_buffer in torch.module_tensors(module):
-            nodes[key] = self._tensor(tensor, names.join(name, key), not is_buffer, is_buffer)
+        keys, tensors, buffers = torch.module_tensors(module)
+
+        def encode() -> Node:
+            return {
+                key: self._tensor(tensor, names.join(name, key), not is_buffer, is_buffer)
+                for key, tensor, is_buffer in zip(names.strip_wrappers(keys), tensors, buffers, strict=True)
+            }
+
+        plain = self._known is not None and set(map(type, tensors)) <= self._plain_tensors
+        nodes = self._table(name, (tuple(keys), tuple(buffers)), tensors, buffers, encode) if plain else encode()
         return {"$": "object", "of": "module", "class": class_name(module), "v": nodes}
 
     def _hooked_module(self, module: Any, name: str) -> Node:
@@ -176,11 +255,25 @@ def _room(size_bytes: int) -> int:
 class Capture:
     """One state, ready for the engine. Holds every source until it is dropped."""
 
-    __slots__ = ("addresses", "has_torch", "held", "lazy", "names", "structure", "tree", "user_seconds", "versions")
+    __slots__ = (
+        "addresses",
+        "devices",
+        "has_torch",
+        "held",
+        "lazy",
+        "lent",
+        "names",
+        "structure",
+        "tree",
+        "user_seconds",
+        "versions",
+    )
 
     def __init__(self) -> None:
         self.structure: _core.Structure
         self.addresses: list[int] = []
+        self.devices: list[int] = []  # CUDA devices that hold tensors of it
+        self.lent: list[int] = []  # of those, where arrays are lent through DLPack
         self.tree = b""
         self.held: list[Any] = []
         self.has_torch = False
@@ -197,11 +290,14 @@ class Capturer:
         self._allow_pickle = allow_pickle
         self._key: tuple[Any, ...] | None = None
         self._structure: _core.Structure | None = None
+        self._tables: dict[str, Table] = {}
         self.torn_names: set[str] = set()  # captured at once from now on; the engine keeps the same set
 
-    def capture(self, state: Any) -> Capture:
-        flat = Flattener(self._allow_pickle)
+    def capture(self, state: Any, compute: bool = True) -> Capture:
+        """With ``compute``, tensors on a device may be packed there, on the current stream."""
+        flat = Flattener(self._allow_pickle, self._tables)
         node = flat.flatten(state)
+        self._tables = flat.tables
         result = Capture()
         result.user_seconds = flat.user_seconds
         result.tree = codec.dump_tree(node)
@@ -217,11 +313,12 @@ class Capturer:
             torch = flat._torch
             result.has_torch = True
             result.held, dtypes, shapes, strides, devices, result.addresses = torch.capture(
-                flat.torch_tensors, flat.torch_names
+                flat.torch_tensors, flat.torch_names, compute
             )
             volatile = self._at_once(flat)
-            result.names = [name for name, flag in zip(flat.torch_names, volatile, strict=True) if not flag]
-            result.lazy = [tensor for tensor, flag in zip(result.held, volatile, strict=True) if not flag]
+            lazy = list(map(operator.not_, volatile))
+            result.names = list(itertools.compress(flat.torch_names, lazy))
+            result.lazy = list(itertools.compress(result.held, lazy))
             result.versions = torch.versions(result.lazy)
         memories = flat.array_memories
         key = (
@@ -233,11 +330,13 @@ class Capturer:
             devices,
             flat.array_names,
             flat.array_volatile,
-            [m[:3] for m in memories],
+            [(m.dtype, m.shape, m.strides, m.device) for m in memories],
         )
         if key != self._key:
             self._structure = self._build(flat, volatile, dtypes, shapes, strides, devices)
             self._key = key
+        result.lent = sorted({memory.device for memory in memories} - {HOST})
+        result.devices = sorted({*devices, *result.lent} - {HOST})
         result.held.extend(memory.owner for memory in memories)
         result.addresses.extend(memory.address for memory in memories)
         assert self._structure is not None
@@ -250,14 +349,17 @@ class Capturer:
         Whatever was torn before is, at any price; other volatile tensors as long as the engine has room for them beside
         the arrays, which have no version.
         """
+        if not self.torn_names and not any(flat.torch_volatile):
+            return flat.torch_volatile
         flags = [name in self.torn_names for name in flat.torch_names]
         certain = [memory.size_bytes for memory in itertools.compress(flat.array_memories, flat.array_volatile)]
         certain += [tensor.numel() * tensor.itemsize for tensor in itertools.compress(flat.torch_tensors, flags)]
         room = AT_ONCE_BYTES
         for size in map(_room, certain):
             room -= size if size <= room else 0  # save() waits for one that does not fit: it takes no room
-        for index, (tensor, volatile) in enumerate(zip(flat.torch_tensors, flat.torch_volatile, strict=True)):
-            if volatile and not flags[index] and (size := _room(tensor.numel() * tensor.itemsize)) <= room:
+        for index in itertools.compress(range(len(flags)), flat.torch_volatile):
+            tensor = flat.torch_tensors[index]
+            if not flags[index] and (size := _room(tensor.numel() * tensor.itemsize)) <= room:
                 room -= size
                 flags[index] = True
         return flags

@@ -1,4 +1,4 @@
-"""NumPy arrays, and whatever else hands out host memory through DLPack."""
+"""NumPy arrays, and whatever else hands out memory of the host or of a CUDA device through DLPack."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import importlib
 import sys
 from typing import Any
 
+from .. import _core
 from ..errors import UnsupportedError
 from ..memory import HOST, SIZES, Memory
 
 _HOST_DLPACK_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
+_CUDA_DLPACK_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_LEGACY_DEFAULT_STREAM = 1  # DLPack's number for it
+_DLPACK_VERSION = (1, 0)  # the first that says what is read-only
 
 
 def is_array(value: Any) -> bool:
@@ -21,6 +25,39 @@ def is_dlpack(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, type)
 
 
+def is_on_cuda(value: Any) -> bool:
+    return int(value.__dlpack_device__()[0]) in _CUDA_DLPACK_DEVICES
+
+
+def numpy_has(dtype: str) -> bool:
+    return not dtype.startswith(("bfloat", "float8")) and dtype != "complex32"
+
+
+def cuda_memory(value: Any, name: str) -> Memory:
+    """Of an array on a CUDA device, which its exporter makes ready for work on the device's default stream."""
+    try:
+        lent = _core.DlpackMemory(_export(value))
+    except Exception as error:
+        raise UnsupportedError(
+            f"'{name}' is a {type(value).__name__} whose DLPack memory cannot be shared: {error}"
+        ) from error
+    if lent.dtype not in SIZES:
+        raise UnsupportedError(
+            f"'{name}' has dtype {lent.dtype}, which checkpoints cannot hold; "
+            f"convert it to one of: {', '.join(sorted(SIZES))}"
+        )
+    if any(stride < 0 for stride in lent.strides):
+        raise UnsupportedError(f"'{name}' is a view with reversed strides; save a contiguous copy of it")
+    return Memory(lent.dtype, tuple(lent.shape), tuple(lent.strides), lent.address, lent.device, lent)
+
+
+def _export(value: Any) -> Any:
+    try:
+        return value.__dlpack__(stream=_LEGACY_DEFAULT_STREAM, max_version=_DLPACK_VERSION)
+    except TypeError:  # an exporter older than the parameter
+        return value.__dlpack__(stream=_LEGACY_DEFAULT_STREAM)
+
+
 def to_array(value: Any, name: str) -> Any:
     """The NumPy array (or, for dtypes NumPy lacks, the torch tensor) that shares memory with ``value``."""
     if is_array(value):
@@ -29,7 +66,7 @@ def to_array(value: Any, name: str) -> Any:
     if device not in _HOST_DLPACK_DEVICES:
         raise UnsupportedError(
             f"'{name}' is a {type(value).__name__} on DLPack device {device}; "
-            "only host memory is supported, copy it there first"
+            "only memory of the host and of CUDA devices is supported, copy it there first"
         )
     errors = []
     for library in ("numpy", "torch"):

@@ -23,6 +23,8 @@ PLAIN_TYPES: frozenset[type] = frozenset(
 )
 _HOST = {torch.device("cpu")}
 _STRIDED = {torch.strided}
+_PACKED_BYTES = 64 << 20
+_LONG_ROW_BYTES = 512
 _NAMES: dict[Any, str] = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
 _DTYPES: dict[str, Any] = {name: dtype for dtype, name in _NAMES.items()}
 
@@ -54,11 +56,12 @@ def _is_dtensor(tensor: Tensor) -> bool:
 
 
 def capture(
-    tensors: Sequence[Tensor], tensor_names: Sequence[str]
+    tensors: Sequence[Tensor], tensor_names: Sequence[str], compute: bool = True
 ) -> tuple[list[Tensor], list[Any], list[Any], list[Any], list[int], list[int]]:
     """What a save needs of many tensors, in few passes: held, dtypes, shapes, strides, devices, addresses.
 
     What is held is ``detach()``: the same bytes, even if the parameter is given others (``p.data = x``) meanwhile.
+    ``compute``: the current stream of a device may be used to bring its tensors into a form that is copied quickly.
     """
     ordinary = (
         {t.device for t in tensors} <= _HOST
@@ -66,7 +69,9 @@ def capture(
         and not any([t.is_conj() or t.is_neg() for t in tensors])
     )
     if not ordinary:
-        held = [_readable(t, name) for t, name in zip(tensors, tensor_names, strict=True)]
+        held = [_readable(t, name, compute) for t, name in zip(tensors, tensor_names, strict=True)]
+        if compute:
+            held = _pack_scattered(held)
     else:
         held = [t.detach() for t in tensors]
     dtypes = [t.dtype for t in held]
@@ -80,10 +85,10 @@ def capture(
                     f"'{name}' is a {type(source).__qualname__}, which gives no address of its data; "
                     "save an ordinary tensor instead"
                 )
-    return held, dtypes, shapes, strides, [_device_number(t) for t in held] if held else [], addresses
+    return held, dtypes, shapes, strides, [t.get_device() for t in held], addresses
 
 
-def _readable(tensor: Tensor, name: str) -> Tensor:
+def _readable(tensor: Tensor, name: str, compute: bool = True) -> Tensor:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
             f"'{name}' is a tensor of layout {tensor.layout}; "
@@ -95,12 +100,45 @@ def _readable(tensor: Tensor, name: str) -> Tensor:
         raise UnsupportedError(f"'{name}' is on {tensor.device}, which is not supported; copy it to the host first")
     held = tensor.detach()
     if held.is_conj() or held.is_neg():
+        if held.is_cuda and not compute:
+            raise UnsupportedError(
+                f"'{name}' is a conjugated or negated view, which save(after=...) cannot work out on streams of yours; "
+                "save .resolve_conj().resolve_neg() of it"
+            )
         held = held.resolve_conj().resolve_neg()
     return held
 
 
-def _device_number(tensor: Tensor) -> int:
-    return tensor.get_device()  # -1 on the host, the ordinal on CUDA
+def _pack_scattered(tensors: list[Tensor]) -> list[Tensor]:
+    """Tensors on a device whose elements lie scattered are packed there, on the current stream, within a bound.
+
+    The engine fetches rows, which is slow for very short ones, though right.
+    """
+    room = _PACKED_BYTES
+    packed: dict[tuple[Any, ...], Tensor] = {}  # tied tensors stay tied
+    result = []
+    for tensor in tensors:
+        if not tensor.is_cuda or not _is_scattered(tensor):
+            result.append(tensor)
+            continue
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        size = tensor.numel() * tensor.itemsize
+        if key not in packed and size <= room:
+            room -= size
+            packed[key] = tensor.contiguous()
+        result.append(packed.get(key, tensor))
+    return result
+
+
+def _is_scattered(tensor: Tensor) -> bool:
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return False
+    row = tensor.itemsize
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if size != 1 and stride * tensor.itemsize != row:
+            break
+        row *= size
+    return row < _LONG_ROW_BYTES
 
 
 def storages(tensors: Iterable[Tensor]) -> list[int]:
@@ -208,12 +246,10 @@ def _wraps_only(kind: type, method: str) -> bool:
     return getattr(kind, method) is getattr(Module, method)
 
 
-def module_tensors(module: Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """(key, tensor, is a buffer) of a plain module, ordered as in state_dict(), without what wrappers add to keys."""
+def module_tensors(module: Module) -> tuple[list[str], list[Tensor], list[bool]]:
+    """Of a plain module, ordered as in state_dict(): keys as they are there, tensors, and which are buffers."""
     found = list(_walk(module, ""))
-    keys = names.strip_wrappers([key for key, _, _ in found])
-    for key, (_, tensor, is_buffer) in zip(keys, found, strict=True):
-        yield key, tensor, is_buffer
+    return [key for key, _, _ in found], [tensor for _, tensor, _ in found], [buffer for _, _, buffer in found]
 
 
 def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
