@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian or Ubuntu packages Slackwater is built with; does nothing, and needs no network, when they are there.
-#   scripts/system_packages.sh [build|lint] [python]
+#   scripts/system_packages.sh [build|lint|fuzz] [python]
 set -euo pipefail
 
 group=${1:-build}
@@ -18,7 +18,8 @@ case $group in
 os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' 2>/dev/null || packages+=(python3-dev)
     ;;
   lint) packages=(clang-format-19 clang-tidy-19) ;;
-  *) echo "system_packages.sh: unknown group '$group' (build or lint)" >&2; exit 2 ;;
+  fuzz) packages=(clang-19 libclang-rt-19-dev) ;;
+  *) echo "system_packages.sh: unknown group '$group' (build, lint or fuzz)" >&2; exit 2 ;;
 esac
 
 if ! command -v dpkg-query >/dev/null; then

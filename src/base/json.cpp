@@ -50,6 +50,7 @@ class Builder {
  private:
   // Where a value goes: after a key, at the end of the open array, or at the root.
   Json* place(Json value) {
+    ++values_;
     if (open_.empty()) {
       root_ = std::move(value);
       return &root_;
@@ -63,18 +64,18 @@ class Builder {
     return &array.back();
   }
 
-  bool add(Json value) {
-    place(std::move(value));
-    return true;
-  }
+  bool add(Json value) { return few() && place(std::move(value)) != nullptr; }
 
   bool open(Json container) {
     if (std::cmp_greater_equal(open_.size(), max_depth_)) {
       return refuse(fmt::format("is nested deeper than {} levels", max_depth_));
     }
+    if (!few()) return false;
     open_.push_back(place(std::move(container)));
     return true;
   }
+
+  bool few() { return values_ < kMaxJsonValues || refuse(fmt::format("holds more than {} values", kMaxJsonValues)); }
 
   bool close() {
     open_.pop_back();
@@ -87,6 +88,7 @@ class Builder {
   }
 
   const int max_depth_;
+  std::size_t values_ = 0;
   Json root_;
   std::vector<Json*> open_;  // containers being filled, outermost first; none moves while one inside it is open
   Json* member_ = nullptr;   // of the innermost object, waiting for its value

@@ -13,6 +13,10 @@ namespace slackwater {
 
 using Json = nlohmann::json;
 
+// A value costs up to fifty times its text in memory: no more of them than this. A manifest of 500,000 ranks has half
+// as many.
+inline constexpr std::size_t kMaxJsonValues = 4'000'000;
+
 // kCorrupt with what and where (`path` only names it).
 [[nodiscard]] Result<Json> parse_json(std::string_view text, const std::string& path, int max_depth = 32);
 

@@ -1,5 +1,6 @@
 #include "cli/json_layout.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@ namespace {
 
 constexpr std::size_t kInlineBytes = 88;  // a container that fits stays on its line
 constexpr std::size_t kIndent = 2;
+constexpr std::size_t kMaxIndentedDepth =
+    50;  // deeper lines stay there: a megabyte of brackets must not become terabytes of spaces
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
@@ -52,7 +55,7 @@ void layout_json(std::string_view text, const std::function<void(std::string_vie
   std::string line;
   const auto new_line = [&] {
     on_line(line);
-    line.assign(on_one_line.size() * kIndent, ' ');
+    line.assign(std::min(on_one_line.size(), kMaxIndentedDepth) * kIndent, ' ');
   };
   std::size_t i = 0;
   while (i < text.size()) {

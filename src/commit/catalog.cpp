@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -14,7 +15,8 @@
 namespace slackwater {
 namespace {
 
-constexpr int kScans = 4;  // before a directory that changes all the time is taken as it is
+constexpr int kScans = 4;                 // before a directory that changes all the time is taken as it is
+constexpr std::size_t kMaxWarnings = 20;  // a directory full of strange names is not worth a line for each
 
 // What the names alone tell.
 struct Listing {
@@ -27,7 +29,8 @@ struct Listing {
 std::string control_path(const std::string& root) { return fmt::format("{}/{}", root, kControlDirectory); }
 
 Result<std::vector<DirectoryEntry>> list_control(FileSystem& fs, const std::string& root) {
-  auto entries = fs.list(control_path(root));
+  const Status usable = check_control_directory(fs, root);
+  auto entries = usable ? fs.list(control_path(root)) : fail(usable.error());
   if (!entries && entries.error().kind == ErrorKind::kNotFound) return std::vector<DirectoryEntry>();
   return entries;
 }
@@ -102,13 +105,13 @@ std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, 
     break;
   }
   // Back up: each that cannot be read is taken to have gone on below its first version.
+  std::map<std::uint32_t, std::vector<VersionName>> own;
+  for (const VersionName& version : listing.versions) own[version.attempt].push_back(version);
   for (auto number = unreadable.rbegin(); number != unreadable.rend(); ++number) {
-    std::vector<VersionName> own;
-    std::ranges::copy_if(listing.versions, std::back_inserter(own),
-                         [&](const VersionName& v) { return v.attempt == *number; });
-    if (own.empty()) continue;
-    std::erase_if(current, [&](const VersionName& version) { return version.step >= own.front().step; });
-    current.insert(own.begin(), own.end());
+    const auto versions = own.find(*number);
+    if (versions == own.end()) continue;
+    current.erase(current.lower_bound({versions->second.front().step, 0}), current.end());
+    current.insert(versions->second.begin(), versions->second.end());
   }
   return current;
 }
@@ -154,6 +157,11 @@ Catalog read_catalog(FileSystem& fs, const std::string& root, const Listing& lis
     auto entry = read_entry(fs, root, version, current.contains(version), listing.pins.contains(version));
     if (entry) catalog.entries.push_back(std::move(*entry));
   }
+  if (catalog.warnings.size() > kMaxWarnings) {
+    const std::size_t more = catalog.warnings.size() - kMaxWarnings;
+    catalog.warnings.resize(kMaxWarnings);
+    catalog.warnings.push_back(fmt::format("{} more like these in {}", more, root));
+  }
   return catalog;
 }
 
@@ -178,6 +186,13 @@ Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
       return catalog;
     listing = std::move(after);
   }
+}
+
+Status check_control_directory(FileSystem& fs, const std::string& root) {
+  const std::string path = control_path(root);
+  SW_ASSIGN(const FileStatus found, fs.status(path));
+  if (found.type == FileType::kDirectory) return {};
+  return corrupt("expected a directory of Slackwater's own, found a link or a file; remove it", path);
 }
 
 Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& root) {

@@ -1,8 +1,10 @@
 #include "commit/index.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <map>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +23,12 @@ namespace {
 
 constexpr std::uint32_t kIndexFormat = 1;
 constexpr std::size_t kUsualEntryBytes = 96;  // without the name
+// Each shard gets a copy of its tensor's shape and of its file's name: a few bytes of text must not become megabytes.
+constexpr std::size_t kMaxShards = 4'000'000;
+constexpr std::size_t kMaxShardDimensions = 20'000'000;  // of all together
+
+// Of a tensor, in the order they are written in: shape and dtype are known when the shards are read.
+constexpr std::array<std::string_view, 5> kFields{"name", "dtype", "shape", "alias_of", "shards"};
 
 bool is_whole(const IndexEntry& entry, const IndexShard& shard) {
   return shard.box_shape == entry.shape &&
@@ -98,8 +106,14 @@ class IndexParser {
   Status read_entry() {
     IndexEntry& entry = entries_.emplace_back();
     std::string key, text;
+    std::size_t last = 0;  // place of the field before this one, in the order they are written in
     reader_.begin_object();
     while (reader_.next_key(key)) {
+      const auto field = std::ranges::find(kFields, key);
+      const auto place = static_cast<std::size_t>(field - kFields.begin()) + 1;
+      if (field == kFields.end()) return wrong(fmt::format("tensor '{}' has an unknown field '{}'", entry.name, key));
+      if (place <= std::exchange(last, place))
+        return wrong(fmt::format("tensor '{}' has the field '{}' twice or in the wrong place", entry.name, key));
       if (key == "name") {
         reader_.read_string(entry.name);
       } else if (key == "dtype") {
@@ -111,11 +125,9 @@ class IndexParser {
         reader_.read_dimensions(entry.shape);
       } else if (key == "alias_of") {
         reader_.read_string(entry.alias_of);
-      } else if (key == "shards") {
+      } else {
         reader_.begin_array();
         while (reader_.next_item()) SW_TRY(read_shard(entry));
-      } else {
-        return wrong(fmt::format("tensor '{}' has an unknown field '{}'", entry.name, key));
       }
     }
     if (reader_.failed()) return wrong(reader_.trouble());
@@ -125,7 +137,6 @@ class IndexParser {
     return {};
   }
 
-  // Shape and dtype stand before the shards.
   Status read_shard(IndexEntry& entry) {
     IndexShard& shard = entry.shards.emplace_back();
     std::uint64_t file = 0;
@@ -133,6 +144,10 @@ class IndexParser {
     const bool placed = reader_.next_item() && reader_.read_u64(file) && reader_.next_item() &&
                         reader_.read_u64(shard.offset) && reader_.next_item() && reader_.read_u64(shard.size_bytes);
     if (!placed) return wrong(fmt::format("tensor '{}' has a shard without a place", entry.name));
+    dimensions_ += entry.shape.size();
+    if (++shards_ > kMaxShards || dimensions_ > kMaxShardDimensions)
+      return wrong(fmt::format("it has more than {} shards, or more than {} dimensions of them", kMaxShards,
+                               kMaxShardDimensions));
     shard.box_offset.assign(entry.shape.size(), 0);
     shard.box_shape = entry.shape;
     if (reader_.next_item()) {
@@ -179,6 +194,8 @@ class IndexParser {
   const std::string& path_;
   std::vector<std::string> files_;
   std::vector<IndexEntry> entries_;
+  std::size_t shards_ = 0;
+  std::size_t dimensions_ = 0;  // of all shards
 };
 
 }  // namespace

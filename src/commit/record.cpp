@@ -1,6 +1,6 @@
 #include "commit/record.hpp"
 
-#include <algorithm>
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -89,6 +89,7 @@ Result<Record> parse_record(std::string_view text, const std::string& path) {
   }
   SW_ASSIGN(const Json* files, json_array(json, "files", path));
   if (files->empty()) return corrupt("the record names no file", path);
+  std::set<std::string> names;
   for (const Json& entry : *files) {
     SW_ASSIGN(const std::uint64_t block_bytes, json_u64(entry, "block_bytes", path));
     if (block_bytes != kBlockBytes) {
@@ -98,7 +99,7 @@ Result<Record> parse_record(std::string_view text, const std::string& path) {
                   path);
     }
     SW_ASSIGN(FileRecord file, parse_file(entry, path));
-    if (std::ranges::find(record.files, file.name, &FileRecord::name) != record.files.end()) {
+    if (!names.insert(file.name).second) {
       return corrupt(fmt::format("the record names the file '{}' twice", file.name), path);
     }
     record.files.push_back(std::move(file));

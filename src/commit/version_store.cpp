@@ -97,6 +97,7 @@ Status VersionStore::Impl::open() {
   if (root_.empty()) return fail(ErrorKind::kInvalidArgument, "the directory of checkpoints has an empty name");
   SW_ASSIGN(const bool made_root, make_tier_directory(fs_, root_));
   SW_TRY(make_tier_directory(fs_, control_));
+  SW_TRY(check_control_directory(fs_, root_));
   auto lock = fs_.try_lock(fmt::format("{}/{}", control_, kLockName));
   if (lock) {
     lock_ = std::move(*lock);

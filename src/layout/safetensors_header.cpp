@@ -22,6 +22,8 @@ namespace {
 
 using Texts = std::map<std::string, std::string>;
 
+constexpr std::uint64_t kMaxTiedDimensions = 20'000'000;  // of all aliases together
+
 // Parses one header. Members are filled in the order of the functions below.
 class HeaderParser {
  public:
@@ -225,10 +227,16 @@ class HeaderParser {
       SW_TRY(restore_dtype(tensors_[*index], dtype));
     }
     tensors_.reserve(stored_count + aliases.size());
+    std::uint64_t dimensions = 0;
     for (auto& [alias, stored] : aliases) {
       const auto index = names.find(stored);
       if (!index || *index >= stored_count)
         return corrupt(fmt::format("it ties '{}' to '{}', which it does not hold", alias, stored));
+      // Each tied tensor gets a copy of the shape: a few bytes of text must not become megabytes.
+      dimensions += tensors_[*index].shape.size();
+      if (dimensions > kMaxTiedDimensions) {
+        return corrupt(fmt::format("its tied tensors have more than {} dimensions in all", kMaxTiedDimensions));
+      }
       TensorInfo& tensor = tensors_.emplace_back(tensors_[*index]);
       tensor.name = std::move(alias);
       tensor.alias_of = std::move(stored);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -19,6 +20,17 @@ std::string holder_text() {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   return fmt::format("process {} on {}\n", ::getpid(), host.data());
+}
+
+// A regular file that has no other name: what is written below must not reach a file outside through a hard link.
+bool is_lock_file(int descriptor) {
+  struct stat info{};
+  return ::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1;
+}
+
+Error not_a_lock_file(const std::string& path) {
+  return {ErrorKind::kCorrupt, "the lock is not a file of its own (a link, pipe or device is in its place); remove it",
+          path, 0, false};
 }
 
 // Nobody vouches for the text: one printable line of it, or nothing.
@@ -44,9 +56,14 @@ PosixLock::~PosixLock() {
 
 Result<std::unique_ptr<FileLock>> PosixLock::acquire(const std::string& path) {
   std::unique_ptr<PosixLock> lock(new PosixLock);
-  lock->descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
-  if (!lock->descriptor_) return fail(error_from_errno(errno, "cannot open the lock file", path));
+  // O_NONBLOCK: whatever was planted under this name, the open does not wait for it.
+  lock->descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (!lock->descriptor_) {
+    if (errno == ELOOP || errno == ENXIO) return fail(not_a_lock_file(path));
+    return fail(error_from_errno(errno, "cannot open the lock file", path));
+  }
   const int descriptor = lock->descriptor_.get();
+  if (!is_lock_file(descriptor)) return fail(not_a_lock_file(path));
 
   int answer = 0;
   do {

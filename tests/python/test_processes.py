@@ -167,10 +167,16 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 ENDLESS = """
 import sys, numpy as np, slackwater as sw
+from slackwater.session import Session
 settle, sw.Snapshot._settle = sw.Snapshot._settle, lambda self: None  # unsealed, it never commits
+wait = Session._wait_in_flight
+def announced(*arguments):  # the signal may come from here on, not before
+    Session._wait_in_flight = wait
+    print("waiting", flush=True)
+    return wait(*arguments)
 ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB")
 snapshot = ckpt.save(1, {"a": np.ones(1 << 16)})
-print("waiting", flush=True)
+Session._wait_in_flight = announced
 try:
     getattr(ckpt, sys.argv[2])()
 except KeyboardInterrupt:

@@ -153,12 +153,12 @@ def test_dlpack_objects_on_the_host(save_once: SaveOnce) -> None:
     assert torch.equal(loaded["b"], torch.ones(3, dtype=torch.bfloat16))
 
 
-def test_dlpack_object_on_a_device_is_refused(make: Make) -> None:
+def test_dlpack_object_on_another_kind_of_device_is_refused(make: Make) -> None:
     class OnDevice(DlPack):
         def __dlpack_device__(self) -> tuple[int, int]:
-            return (2, 0)
+            return (10, 0)  # kDLROCM
 
-    with pytest.raises(sw.UnsupportedError, match="'a' is a OnDevice on DLPack device 2"):
+    with pytest.raises(sw.UnsupportedError, match="'a' is a OnDevice on DLPack device 10"):
         make().save(1, {"a": OnDevice(np.zeros(1))})
 
 

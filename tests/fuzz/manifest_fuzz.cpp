@@ -1,0 +1,22 @@
+// The manifest. Input: its text without the closing digest.
+#include "commit/manifest.hpp"
+#include "commit/names.hpp"
+#include "fuzz.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace slackwater;
+  fuzz::round_trip(
+      fuzz::text_of(data, size), [](std::string_view text) { return parse_manifest(text, "manifest"); },
+      [](const Manifest& manifest) { return serialize(manifest); },
+      [](const Manifest& manifest) {
+        fuzz::require(manifest.format == kFormat && manifest.required_features.empty(), "unknown formats are refused");
+        fuzz::require(manifest.created_unix_ms >= 0, "times are not negative");
+        for (const RecordReference& record : manifest.records)
+          fuzz::require(is_plain_name(record.file), "names stay in the directory");
+        if (manifest.decision == Decision::kAbort) return;
+        fuzz::require(manifest.records.size() == manifest.world, "a commit has a record for each rank");
+        for (std::uint32_t rank = 0; rank < manifest.world; ++rank)
+          fuzz::require(manifest.records[rank].rank == rank, "records are in the order of the ranks");
+      });
+  return 0;
+}

@@ -1,0 +1,272 @@
+"""Writers that come before the fence: what the guard sees, what it cannot, and that paranoid=True sees it.
+
+The tensor under test waits behind a large snapshot: slabs are granted in the order of the saves, so that it is changed
+long before its copy begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import slackwater as sw
+import torch
+from torch import nn
+
+Make = Callable[..., sw.Checkpointer]
+MIB = 1 << 20
+BLOCKER = np.zeros(48 * MIB, dtype=np.uint8)
+
+
+class Line:
+    """Saves a state behind a large one, changes it at once, and tells how its snapshot ended."""
+
+    def __init__(self, ckpt: sw.Checkpointer) -> None:
+        self.ckpt = ckpt
+        self.step = 0
+
+    def save_and_change(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.Snapshot:
+        self.ckpt.save(self.step + 1, {"blocker": BLOCKER})
+        snapshot = self.ckpt.save(self.step + 2, state)
+        change()
+        self.step += 2
+        assert snapshot is not None
+        return snapshot
+
+    def torn(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.TornError:
+        snapshot = self.save_and_change(state, change)
+        with pytest.raises(sw.TornError) as caught:
+            snapshot.wait(timeout=60)
+        assert snapshot.step not in self.ckpt.steps(), "a torn snapshot is never committed"
+        return caught.value
+
+
+@pytest.fixture
+def line(make: Make) -> Line:
+    return Line(make(pool="2MiB", keep=0))
+
+
+@pytest.fixture
+def paranoid_line(make: Make) -> Line:
+    return Line(make(pool="2MiB", keep=0, paranoid=True))
+
+
+def big(value: float = 0.0) -> torch.Tensor:
+    return torch.full((MIB,), value)
+
+
+def data_write(t: torch.Tensor) -> None:
+    t.data.mul_(0).add_(1)
+
+
+def foreach(t: torch.Tensor) -> None:
+    torch._foreach_add_([t], 1.0)
+
+
+def fused(t: torch.Tensor) -> None:
+    """The kernel of AdamW(fused=True), called as a framework of one's own would: no hook, no version."""
+    zeros = [torch.zeros_like(t) for _ in range(2)]
+    torch._fused_adamw_(
+        [t], [torch.ones_like(t)], [zeros[0]], [zeros[1]], [], [torch.tensor(1.0)], lr=0.1, beta1=0.9, beta2=0.999,
+        weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+def numpy_alias(t: torch.Tensor) -> None:
+    t.numpy()[:] = 1
+
+
+def dlpack_alias(t: torch.Tensor) -> None:
+    torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t)).fill_(1)
+
+
+WRITERS = {
+    "in place": lambda t: t.add_(1),
+    "one element in place": lambda t: t[12_345:12_346].add_(1),
+    ".data": data_write,
+    "foreach": foreach,
+    "fused": fused,
+    "numpy alias": numpy_alias,
+    "dlpack alias": dlpack_alias,
+    "out=": lambda t: torch.add(t, 1, out=t),
+    "copy_": lambda t: t.copy_(torch.ones_like(t)),
+    "under no_grad": torch.no_grad()(lambda t: t.add_(1)),
+    "under inference_mode": torch.inference_mode()(lambda t: t.add_(1)),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
+def test_writer_before_the_fence_is_noticed(writer: Callable[[torch.Tensor], Any], line: Line) -> None:
+    tensor = big()
+    error = line.torn({"model": {"w": tensor}}, lambda: writer(tensor))
+    assert "'model.w'" in str(error)
+    assert "fence" in str(error)
+
+
+def test_change_of_the_local_part_of_a_dtensor_is_noticed(line: Line) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        tensor = distribute_tensor(big(), init_device_mesh("cpu", (1,)), [Shard(0)])
+        assert "'w'" in str(line.torn({"w": tensor}, lambda: tensor.add_(1)))
+        again = distribute_tensor(big(), init_device_mesh("cpu", (1,)), [Shard(0)])
+        assert "'x'" in str(line.torn({"x": again}, lambda: again.to_local().data.fill_(1)))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_statistics_of_batch_norm_may_change_and_are_saved_as_they_were(line: Line, make: Make, path: Path) -> None:
+    model = nn.BatchNorm1d(100_000)
+    snapshot = line.save_and_change({"m": model}, lambda: model(torch.randn(4, 100_000)))
+    snapshot.wait(timeout=60)
+    saved = sw.load(path, snapshot.step)["m"]
+    assert saved["running_mean"].abs().sum() == 0
+    assert saved["num_batches_tracked"] == 0
+    assert model.num_batches_tracked == 1
+
+
+# Rows of the table "who calls the fence" that say "you": what happens without it.
+
+
+class Sam(torch.optim.SGD):
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(1)
+
+
+class ScheduleFree(torch.optim.SGD):
+    @torch.no_grad()
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.lerp_(torch.ones_like(parameter), 0.5)
+
+
+class NoInit(torch.optim.Optimizer):
+    """Skips Optimizer.__init__, so that torch never wraps its step()."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.parameters:
+            parameter.add_(1)
+
+
+def model_of(value: float = 0.0) -> nn.Module:
+    model = nn.Linear(1024, 1024)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+FORGOTTEN = {
+    "first_step of SAM": lambda model: Sam(model.parameters(), lr=0.1).first_step,
+    "eval of ScheduleFree": lambda model: ScheduleFree(model.parameters(), lr=0.1).eval,
+    "own update": lambda model: lambda: [p.data.add_(1) for p in model.parameters()],
+    "load_state_dict": lambda model: lambda: model.load_state_dict(model_of(1).state_dict()),
+}
+
+
+@pytest.mark.parametrize("prepare", FORGOTTEN.values(), ids=FORGOTTEN.keys())
+def test_forgotten_fence_is_noticed(prepare: Callable[[nn.Module], Callable[[], Any]], line: Line) -> None:
+    model = model_of()
+    assert "tensor 'm." in str(line.torn({"m": model}, prepare(model)))
+
+
+@pytest.mark.parametrize("prepare", FORGOTTEN.values(), ids=FORGOTTEN.keys())
+def test_fence_by_hand_saves_what_was_there_before(
+    prepare: Callable[[nn.Module], Callable[[], Any]], line: Line, path: Path
+) -> None:
+    model = model_of()
+    update = prepare(model)
+
+    def fence_and_update() -> None:
+        line.ckpt.fence()
+        update()
+
+    snapshot = line.save_and_change({"m": model}, fence_and_update)
+    snapshot.wait(timeout=60)
+    assert sw.load(path, snapshot.step)["m"]["weight"].abs().max() == 0
+    assert model.weight.abs().max() > 0
+
+
+def test_optimizer_that_skips_the_constructor_is_fenced_by_fence_on(line: Line, path: Path) -> None:
+    model = model_of()
+    optimizer = NoInit(model.parameters())
+    line.ckpt.fence_on(optimizer, "step")
+    snapshot = line.save_and_change({"m": model}, lambda: optimizer.step())
+    snapshot.wait(timeout=60)
+    assert sw.load(path, snapshot.step)["m"]["weight"].abs().max() == 0
+    assert model.weight.min() == 1
+
+
+@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}], ids=["foreach", "fused"])
+def test_optimizer_steps_wait_behind_a_full_pool(options: dict[str, bool], line: Line, path: Path) -> None:
+    """The hook holds the step back until the last copy is done, however long the line is."""
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    snapshot = line.save_and_change({"m": model, "o": optimizer}, optimizer.step)
+    snapshot.wait(timeout=60)
+    assert sw.load(path, snapshot.step)["m"]["weight"].abs().max() == 0
+    assert model.weight.max() < 0
+
+
+# What the guard cannot see
+
+
+def change_one_element_unseen(tensor: torch.Tensor) -> None:
+    tensor.data[700_001] = 1  # no version; one of a million elements, of which 16 are sampled
+
+
+def test_small_change_behind_the_back_of_autograd_is_not_seen(line: Line, path: Path) -> None:
+    """A limit that docs/python.md states. Were it gone, the docs would be wrong."""
+    tensor = big()
+    snapshot = line.save_and_change({"w": tensor}, lambda: change_one_element_unseen(tensor))
+    snapshot.wait(timeout=60)
+    assert snapshot.error is None
+    assert sw.load(path, snapshot.step)["w"].sum() == 1
+
+
+def test_small_change_behind_the_back_of_autograd_is_seen_in_paranoid_mode(paranoid_line: Line) -> None:
+    tensor = big()
+    error = paranoid_line.torn({"w": tensor}, lambda: change_one_element_unseen(tensor))
+    assert "'w'" in str(error)
+
+
+def test_small_change_of_an_array_is_seen_in_paranoid_mode(paranoid_line: Line) -> None:
+    array = np.zeros(MIB)
+
+    def change() -> None:
+        array[500_000] = 1
+
+    assert "'a'" in str(paranoid_line.torn({"a": array}, change))
+
+
+def test_change_that_is_taken_back_is_noticed_by_its_version(line: Line) -> None:
+    tensor = big(3.0)
+    line.torn({"w": tensor}, lambda: (tensor.add_(1), tensor.sub_(1)))
+
+
+def test_parameter_swapped_out_keeps_its_bytes(line: Line, path: Path) -> None:
+    """EMA swaps that exchange .data change no byte of what was saved."""
+    parameter = nn.Parameter(big())
+
+    def swap() -> None:
+        parameter.data = big(9.0)
+
+    snapshot = line.save_and_change({"w": parameter}, swap)
+    snapshot.wait(timeout=60)
+    assert sw.load(path, snapshot.step)["w"].abs().max() == 0
