@@ -68,7 +68,7 @@ build/.installed: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | pack
 ## Test ---------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: build test-cpp test-asan test-tsan test-python test-wheel  ## everything below, in this order
+test: build test-cpp test-asan test-tsan test-fuzz test-python test-wheel  ## everything below, in this order
 	@$(call section,All tests passed)
 
 .PHONY: test-cpp
@@ -91,15 +91,36 @@ test-tsan: packages  ## tests of concurrency under ThreadSanitizer
 	cmake --build --preset tsan --target threads_tests
 	scripts/without_aslr.sh ctest --preset tsan
 
+.PHONY: test-fuzz
+test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a few seconds
+	@$(call section,Fuzzing)
+	@scripts/system_packages.sh fuzz || true
+	$(PYTHON) scripts/fuzz.py --seconds 45 --optional
+
 .PHONY: test-python
-test-python: build  ## Python tests, against the installed package
+test-python: build  ## Python tests, against the installed package and the simulated CUDA driver
 	@$(call section,Python tests)
-	$(BIN)/python -m pytest tests/python
+	cmake --build build/release --target slackwater_sim_cuda
+	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python
 
 .PHONY: test-wheel
 test-wheel: build  ## the wheel: its contents, and that it works in an environment without torch
 	@$(call section,Wheel)
 	$(BIN)/python scripts/check_wheel.py $(WHEELS)
+
+MINUTES ?= 10
+
+.PHONY: fuzz
+fuzz: packages  ## fuzz every parser of files and texts for MINUTES=10 in all; new inputs are kept in build/fuzz
+	@$(call section,Fuzzing)
+	@scripts/system_packages.sh fuzz || true
+	$(PYTHON) scripts/fuzz.py --seconds $$(( $(MINUTES) * 60 )) --keep
+
+.PHONY: soak
+soak: build  ## the long forms: power cuts, kills, corruptions, mutations, and MINUTES of load (half an hour more)
+	@$(call section,Soak)
+	cmake --build build/release --target all_tests
+	$(BIN)/python scripts/soak.py build/release --minutes $(MINUTES) $(ARGS)
 
 ## Show ---------------------------------------------------------------------------------------------------------------
 
@@ -111,6 +132,13 @@ demo: build  ## two minutes: train, kill, resume bit for bit, compare with torch
 bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench slackwater_micro
 	$(BIN)/python bench/run.py $(ARGS)
+
+.PHONY: bench-lazy
+bench-lazy: build  ## eight minutes: lazy copies on a simulated GPU beside the paper's figures; ARGS="--quick" for a short look
+	cmake --build build/release --target sw_cli slackwater_sim_cuda
+	mkdir -p bench/results
+	build/release/src/cli/slackwater bench lazy --dir build --json bench/results/lazy.json $(ARGS)
+	$(PYTHON) bench/lazy_plots.py bench/results/lazy.json bench/results
 
 ## Care ---------------------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,17 @@
-// FaultFileSystem: a FileSystem for tests that passes everything on to another one, counts calls, fails those it was told
-// to fail with the errno it was given, and can hold queued writes back.
+// FaultFileSystem: a FileSystem for tests that passes everything on to another one, counts calls, fails those it was
+// told to fail with the errno it was given, delays some, lets some hang, and can hold queued writes back. (Short
+// transfers and EINTR are below this interface: tests/unit/os/transfer_test.cpp. Power cuts:
+// power_cut_file_system.hpp.)
 //
 //   FaultFileSystem fs(*real);
 //   fs.fail(FsCall::kSyncData, EIO);                          // the next one
 //   fs.fail(FsCall::kQueueWrite, ENOSPC, {.nth = 3});         // the third from now
 //   fs.fail(FsCall::kLink, EIO, {.times = kAlways, .path = "manifest"});
+//   fs.hang(FsCall::kSyncData);                               // until fs.release_hung(); a disk that does not answer
+//   fs.delay(FsCall::kSyncData, 20ms, {.times = kAlways});    // a slow one
 //
-// Failing calls do nothing but fail, except that close() does close (as the kernel does). Thread-safe, as FileSystem must be.
+// Failing calls do nothing but fail, except that close() does close (as the kernel does). Thread-safe, as FileSystem
+// must be.
 // Lifetime: the wrapped file system and this one outlive the Files and queues made.
 #pragma once
 
@@ -18,6 +23,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -64,7 +70,25 @@ class FaultPlan {
  public:
   void fail(FsCall call, int sys_errno, FaultWhen when) {
     const std::lock_guard lock(mutex_);
-    faults_.push_back({call, sys_errno, std::move(when)});
+    faults_.push_back({.call = call, .sys_errno = sys_errno, .when = std::move(when)});
+  }
+  void delay(FsCall call, Duration delay, FaultWhen when) {
+    const std::lock_guard lock(mutex_);
+    faults_.push_back({.call = call, .delay = delay, .when = std::move(when)});
+  }
+  void hang(FsCall call, FaultWhen when) {
+    const std::lock_guard lock(mutex_);
+    faults_.push_back({.call = call, .hangs = true, .when = std::move(when)});
+  }
+  void release_hung() {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(faults_, [](const Fault& fault) { return fault.hangs; });
+    ++releases_;
+    hung_changed_.notify_all();
+  }
+  void wait_hung(std::uint64_t calls) {
+    std::unique_lock lock(mutex_);
+    hung_changed_.wait(lock, [&] { return hung_ >= calls; });
   }
   void clear() {
     const std::lock_guard lock(mutex_);
@@ -79,9 +103,9 @@ class FaultPlan {
     return calls_;
   }
 
-  // Notes the call; an Error if it is to fail.
+  // Notes the call; an Error if it is to fail. Returns late if it is to be slow, or not at all.
   [[nodiscard]] Status meet(FsCall call, const std::string& path) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     calls_.push_back(call);
     for (Fault& fault : faults_) {
       if (fault.call != call || path.find(fault.when.path) == std::string::npos) continue;
@@ -91,6 +115,18 @@ class FaultPlan {
       }
       if (fault.when.times == 0) continue;
       if (fault.when.times != kAlways) --fault.when.times;
+      if (fault.hangs) {
+        ++hung_;
+        hung_changed_.notify_all();
+        hung_changed_.wait(lock, [this, seen = releases_] { return releases_ != seen; });
+        return {};
+      }
+      if (fault.delay > Duration::zero()) {
+        const Duration delay = fault.delay;
+        lock.unlock();
+        std::this_thread::sleep_for(delay);
+        return {};
+      }
       return slackwater::fail(error_from_errno(fault.sys_errno, "injected fault", path));
     }
     return {};
@@ -127,15 +163,20 @@ class FaultPlan {
  private:
   struct Fault {
     FsCall call;
-    int sys_errno;
+    int sys_errno = 0;
+    Duration delay = Duration::zero();
+    bool hangs = false;
     FaultWhen when;
   };
   mutable std::mutex mutex_;
   std::condition_variable held_changed_;
+  std::condition_variable hung_changed_;
   std::vector<Fault> faults_;  // guarded by mutex_, as all below
   std::vector<FsCall> calls_;
   bool holding_ = false;
-  std::uint64_t held_ = 0;        // writes ever held back
+  std::uint64_t held_ = 0;  // writes ever held back
+  std::uint64_t hung_ = 0;  // calls that ever hung
+  std::uint64_t releases_ = 0;
   std::vector<IoQueue*> queues_;  // alive
 };
 
@@ -256,6 +297,11 @@ class FaultFileSystem final : public FileSystem {
   explicit FaultFileSystem(FileSystem& inner) : inner_(inner) {}
 
   void fail(FsCall call, int sys_errno, FaultWhen when = {}) { plan_->fail(call, sys_errno, std::move(when)); }
+  void delay(FsCall call, Duration delay, FaultWhen when = {}) { plan_->delay(call, delay, std::move(when)); }
+  void hang(FsCall call, FaultWhen when = {}) { plan_->hang(call, std::move(when)); }
+  void release_hung() { plan_->release_hung(); }
+  // Returns when that many calls have hung in all.
+  void wait_hung(std::uint64_t calls) { plan_->wait_hung(calls); }
   void clear_faults() { plan_->clear(); }
   [[nodiscard]] std::uint64_t count(FsCall call) const { return plan_->count(call); }
   [[nodiscard]] std::vector<FsCall> calls() const { return plan_->calls(); }  // all so far, failed ones too, in order

@@ -1,7 +1,10 @@
 #include "support/fault_file_system.hpp"
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -68,6 +71,30 @@ TEST_F(FaultFileSystemTest, HeldWritesCompleteAfterTheirRelease) {
   ASSERT_EQ(completions.size(), 1u);
   EXPECT_EQ(completions[0].tag, 9u);
   EXPECT_EQ(file->status()->size_bytes, 4096u);
+}
+
+TEST_F(FaultFileSystemTest, AHungCallReturnsWhenItIsReleasedAndNotBefore) {
+  fs_.hang(FsCall::kMakeDirectory, {.path = "slow"});
+  std::atomic<bool> returned = false;
+  std::jthread caller([&] {
+    EXPECT_TRUE(fs_.make_directory(dir_ / "slow"));
+    returned = true;
+  });
+  fs_.wait_hung(1);
+  EXPECT_FALSE(returned);
+  EXPECT_TRUE(fs_.make_directory(dir_ / "quick")) << "others are not held up";
+  EXPECT_FALSE(posix_->status(dir_ / "slow"));
+  fs_.release_hung();
+  caller.join();
+  EXPECT_TRUE(posix_->status(dir_ / "slow"));
+}
+
+TEST_F(FaultFileSystemTest, ADelayedCallIsLateAndNothingElse) {
+  using namespace std::chrono_literals;
+  fs_.delay(FsCall::kMakeDirectory, 20ms);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_TRUE(fs_.make_directory(dir_ / "late"));
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 20ms);
 }
 
 TEST_F(FaultFileSystemTest, ACloseThatFailsHasClosedAllTheSame) {

@@ -1,0 +1,86 @@
+#include <cerrno>
+
+#include "crash/crash_rig.hpp"
+
+namespace slackwater::test {
+namespace {
+
+const std::vector<PatternState::Part> kSmall{{"bias", 1000}, {"layer.weight", 70'001}, {"step", 8}};
+// More than one block and one slab: writes that are in flight together.
+const std::vector<PatternState::Part> kSeveralSlabs{{"bias", 12'345}, {"layer.weight", 1'800'000}};
+
+void several_steps(CrashRig& rig) {
+  Engine engine = rig.open(0);
+  for (std::uint64_t step = 1; step <= 3; ++step) rig.save(engine, step);
+}
+
+void two_in_flight(CrashRig& rig) {
+  Engine engine = rig.open(2);
+  CrashRig::Ticket first = rig.begin(engine, 1);
+  CrashRig::Ticket second = rig.begin(engine, 2);
+  rig.report(first);
+  rig.report(second);
+}
+
+void retention(CrashRig& rig) {
+  Engine engine = rig.open(1);
+  for (std::uint64_t step = 1; step <= 4; ++step) rig.save(engine, step);
+}
+
+void rollback(CrashRig& rig) {
+  Engine engine = rig.open(3);
+  for (std::uint64_t step = 1; step <= 4; ++step) rig.save(engine, step);
+  rig.restore(engine, 2);
+  for (std::uint64_t step = 3; step <= 4; ++step) rig.save(engine, step);
+}
+
+void second_attempt(CrashRig& rig) {
+  {
+    Engine engine = rig.open(2);
+    for (std::uint64_t step = 1; step <= 2; ++step) rig.save(engine, step);
+  }
+  Engine engine = rig.open(2);
+  rig.restore(engine);
+  for (std::uint64_t step = 3; step <= 4; ++step) rig.save(engine, step);
+}
+
+void pin_and_remove(CrashRig& rig) {
+  Engine engine = rig.open(2);
+  for (std::uint64_t step = 1; step <= 2; ++step) rig.save(engine, step);
+  rig.pin(engine, 1);
+  for (std::uint64_t step = 3; step <= 4; ++step) rig.save(engine, step);
+  rig.remove(engine, 3);
+  rig.remove(engine, 4);  // the newest
+  rig.save(engine, 5);
+  rig.remove(engine, 1);  // the pinned one
+}
+
+// Errors first, then the cut: what an error left unsynced must not count, nor take anything else along.
+void failing_disk(CrashRig& rig) {
+  Engine engine = rig.open_faulty(1);
+  rig.save(engine, 1);
+  rig.faults().fail(FsCall::kSyncData, EIO, {.path = ".safetensors"});
+  rig.save(engine, 2);
+  rig.faults().fail(FsCall::kSyncDirectory, EIO, {.nth = 2, .path = "step-0000000003"});  // in doubt
+  rig.save(engine, 3);
+  rig.faults().fail(FsCall::kQueueWrite, ENOSPC, {.path = ".safetensors"});
+  rig.save(engine, 4);
+  rig.save(engine, 5);
+}
+
+}  // namespace
+
+const std::vector<NamedScenario>& crash_scenarios() {
+  static const std::vector<NamedScenario> scenarios{
+      {"save and commit, several slabs", several_steps, kSeveralSlabs},
+      {"two snapshots in flight", two_in_flight, kSmall},
+      {"retention", retention, kSmall},
+      {"rollback", rollback, kSmall},
+      {"second attempt", second_attempt, kSmall},
+      {"pin and remove", pin_and_remove, kSmall},
+      {"failing disk", failing_disk, kSmall},
+  };
+  return scenarios;
+}
+
+}  // namespace slackwater::test

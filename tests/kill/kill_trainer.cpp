@@ -1,0 +1,105 @@
+// A trainer without a framework, to be killed at any moment: its state is a function of the step, it checkpoints every
+// step and says on stdout what it was told is committed.
+//
+//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured
+//
+// "captured" reports steps as soon as save() returns: a lie that the harness must see through.
+// Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
+// step they claim.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "slackwater/engine.hpp"
+#include "support/pattern_state.hpp"
+
+namespace {
+
+using slackwater::Engine;
+using slackwater::Level;
+using slackwater::Options;
+using slackwater::Snapshot;
+using slackwater::test::PatternState;
+
+constexpr int kUsage = 2;
+constexpr int kWrongBytes = 3;
+constexpr int kFailed = 4;
+
+// One write: whoever reads the pipe sees whole lines, and nothing is left in a buffer when we die.
+void say(const std::string& line) {
+  const std::string text = line + "\n";
+  if (::write(STDOUT_FILENO, text.data(), text.size()) != static_cast<ssize_t>(text.size())) std::_Exit(kFailed);
+}
+
+int complain(int code, const std::string& what) {
+  fmt::print(stderr, "kill_trainer: {}\n", what);
+  return code;
+}
+
+// As a training loop would: a little of the state at a time, so that a kill meets it anywhere.
+int train(Engine& engine, PatternState& state, std::uint64_t step, std::uint64_t last, bool report_early) {
+  std::deque<Snapshot> under_way;
+  const auto report = [&](bool all) -> bool {
+    while (!under_way.empty()) {
+      Snapshot& oldest = under_way.front();
+      if (!all && oldest.progress().level != Level::kCommitted && !oldest.error()) return true;
+      if (const auto status = oldest.wait(Level::kCommitted); !status) {
+        complain(kFailed, status.error().to_string());
+        return false;
+      }
+      if (!report_early) say(fmt::format("committed {}", oldest.step()));
+      under_way.pop_front();
+    }
+    return true;
+  };
+  for (++step; step <= last; ++step) {
+    if (const auto fenced = engine.fence(); !fenced) return complain(kFailed, fenced.error().to_string());
+    state.fill(step);
+    auto saved = engine.save(step, state.state());
+    if (!saved) return complain(kFailed, saved.error().to_string());
+    under_way.push_back(std::move(**saved));
+    if (report_early) say(fmt::format("committed {}", step));
+    if (!report(false)) return kFailed;
+  }
+  return report(true) ? 0 : kFailed;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5) return complain(kUsage, "usage: kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured");
+  const std::uint64_t size_bytes = std::strtoull(argv[2], nullptr, 10) << 20;
+  const std::uint64_t steps = std::strtoull(argv[3], nullptr, 10);
+  PatternState state({{"embedding", size_bytes / 2 + 13},
+                      {"layer.0.weight", size_bytes / 4},
+                      {"layer.1.weight", size_bytes / 4 - 4096},
+                      {"bias", 4096},
+                      {"scale", 1}});
+  Options options;
+  options.path = argv[1];
+  options.slab_bytes = 1u << 20;
+  options.pool_bytes = 4u << 20;
+  auto engine = Engine::open(options);
+  if (!engine) return complain(kFailed, engine.error().to_string());
+  const auto restored = engine->restore({}, state.plan());
+  if (!restored) return complain(kFailed, restored.error().to_string());
+  std::uint64_t step = 0;
+  if (*restored) {
+    step = (*restored)->version.step;
+    if (!(*restored)->damaged.empty()) return complain(kWrongBytes, (*restored)->damaged[0]);
+    if (state.number() != step) return complain(kWrongBytes, fmt::format("step {} holds {}", step, state.number()));
+    if (const auto difference = state.difference()) return complain(kWrongBytes, *difference);
+  }
+  say(fmt::format("restored {}", step));
+  const bool report_early = std::string_view(argv[4]) == "captured";
+  if (const int failed = train(*engine, state, step, step + steps, report_early); failed != 0) return failed;
+  if (const auto closed = engine->close(); !closed) return complain(kFailed, closed.error().to_string());
+  say(fmt::format("done {}", step + steps));
+  return 0;
+}
