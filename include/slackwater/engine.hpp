@@ -112,7 +112,8 @@ struct Restored {
 
 class Engine {
  public:
-  // Makes the directory if only its last part is missing, takes the lock, lists what is there. Starts no threads.
+  // Makes the directory if only its last part is missing, takes the lock, lists what is there. Starts no threads, unless the process
+  // uses a CUDA device already and the pool's size is set: then the pool is made, and registered with the driver in the background.
   [[nodiscard]] static Result<Engine> open(Options options);
 
   // Captures the state. nullopt: skipped, because of OnBusy::kSkip. Misuse is an Error; storage trouble is not: it

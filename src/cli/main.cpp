@@ -1,4 +1,4 @@
-// slackwater: looks at checkpoint directories. Reads only, takes no lock, may run beside a trainer.
+// slackwater: looks at checkpoint directories (reads only, takes no lock, may run beside a trainer), and measures the engine.
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -17,16 +17,18 @@ constexpr const char* kFooter = R"(Examples:
   slackwater show runs/gpt@42 'model.*.weight'  some tensors of step 42
   slackwater verify runs/gpt                    read every byte of every checkpoint
   slackwater verify runs/gpt@42 --json          the same for one, for programs
+  slackwater bench lazy --quick                 lazy checkpoints on a simulated GPU
 
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage or nothing readable there.)";
 
 int run(int argc, char** argv) {
-  CLI::App parser("Looks at Slackwater checkpoints: lists, shows and verifies them. Never changes anything.",
-                  "slackwater");
+  CLI::App parser(
+      "Looks at Slackwater checkpoints: lists, shows and verifies them, and never changes one. Measures the engine.",
+      "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser)};
+  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_bench(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

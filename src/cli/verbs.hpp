@@ -18,5 +18,6 @@ struct Verb {
 [[nodiscard]] Verb add_ls(CLI::App& parser);
 [[nodiscard]] Verb add_show(CLI::App& parser);
 [[nodiscard]] Verb add_verify(CLI::App& parser);
+[[nodiscard]] Verb add_bench(CLI::App& parser);
 
 }  // namespace slackwater::cli

@@ -114,26 +114,27 @@ Error Driver::error(CUresult code, std::string_view call, std::string_view where
                .retryable = code == CUresult::kOutOfMemory};
 }
 
-bool active_in_process(const std::string& library) {
+std::vector<int> active_devices(const std::string& library) {
   const Library handle(::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD));
-  if (handle == nullptr) return false;
+  if (handle == nullptr) return {};
   const auto count_devices = find_symbol<decltype(Driver::cuDeviceGetCount)>(handle.get(), "cuDeviceGetCount");
   const auto get_device = find_symbol<decltype(Driver::cuDeviceGet)>(handle.get(), "cuDeviceGet");
   const auto get_state =
       find_symbol<decltype(Driver::cuDevicePrimaryCtxGetState)>(handle.get(), "cuDevicePrimaryCtxGetState");
-  if (count_devices == nullptr || get_device == nullptr || get_state == nullptr) return false;
+  if (count_devices == nullptr || get_device == nullptr || get_state == nullptr) return {};
   int count = 0;
-  if (count_devices(&count) != CUresult::kSuccess) return false;  // not even initialised
+  if (count_devices(&count) != CUresult::kSuccess) return {};  // not even initialised
+  std::vector<int> found;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     CUdevice device = 0;
     unsigned int flags = 0;
     int active = 0;
     if (get_device(&device, ordinal) == CUresult::kSuccess &&
         get_state(device, &flags, &active) == CUresult::kSuccess && active != 0) {
-      return true;
+      found.push_back(ordinal);
     }
   }
-  return false;
+  return found;
 }
 
 }  // namespace slackwater::cuda

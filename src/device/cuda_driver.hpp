@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "device/cuda_abi.hpp"
 #include "slackwater/error.hpp"
@@ -34,8 +35,8 @@ struct Driver {
   }
 };
 
-// True if this process works with a CUDA device already: the library is loaded and some primary context is active. Loads and
-// initialises nothing.
-[[nodiscard]] bool active_in_process(const std::string& library);
+// Devices this process works with already: the library is loaded and their primary context is active. Loads and initialises
+// nothing.
+[[nodiscard]] std::vector<int> active_devices(const std::string& library);
 
 }  // namespace slackwater::cuda

@@ -48,7 +48,7 @@ class Devices::Impl {
     const cuda::CudaDevice* const device = first_.load(std::memory_order_acquire);
     return device == nullptr ? -1 : device->numa_node();
   }
-  bool cuda_active_in_process() const { return cuda::active_in_process(library_); }
+  std::vector<int> active_cuda_devices() const { return cuda::active_devices(library_); }
 
   Status pin(std::span<std::byte> memory, std::uint64_t unit_bytes) {
     const cuda::CudaDevice* const device = first_.load(std::memory_order_acquire);
@@ -119,7 +119,7 @@ Device& Devices::host() { return impl_->host(); }
 Result<AsyncDevice*> Devices::cuda(int ordinal) { return impl_->cuda(ordinal); }
 bool Devices::cuda_in_use() const { return impl_->cuda_in_use(); }
 int Devices::numa_node() const { return impl_->numa_node(); }
-bool Devices::cuda_active_in_process() { return impl_->cuda_active_in_process(); }
+std::vector<int> Devices::active_cuda_devices() const { return impl_->active_cuda_devices(); }
 Status Devices::pin(std::span<std::byte> memory, std::uint64_t unit_bytes) { return impl_->pin(memory, unit_bytes); }
 void Devices::unpin(std::span<std::byte> memory) { impl_->unpin(memory); }
 

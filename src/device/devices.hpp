@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "device/async_device.hpp"
 #include "device/device.hpp"
@@ -29,8 +30,8 @@ class Devices {
   [[nodiscard]] Result<AsyncDevice*> cuda(int ordinal);
   [[nodiscard]] bool cuda_in_use() const;  // cuda() has succeeded once
   [[nodiscard]] int numa_node() const;     // of the first device in use; -1 if there is none, or it is unknown
-  // True if this process already works with a CUDA device (its driver library is loaded and a primary context is active).
-  [[nodiscard]] bool cuda_active_in_process();
+  // Devices this process works with already: its driver library is loaded, and their primary context is active. Loads nothing.
+  [[nodiscard]] std::vector<int> active_cuda_devices() const;
 
   // Registers host memory with the driver, so that all devices copy from and to it at full speed, asynchronously; in pieces of at most
   // 1 GiB, each a whole number of units (slabs): a copy must not span two pieces. Needs cuda_in_use(). All or nothing. Memory that was

@@ -31,8 +31,10 @@ Result<Engine> open_engine(Options options, EngineParts parts) {
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log));
   SW_ASSIGN(Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
-  return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),
-                                               std::move(catalog), log));
+  auto impl = std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),
+                                             std::move(catalog), log);
+  impl->prepare_pool();
+  return Engine(std::move(impl));
 }
 
 Result<Engine> Engine::open(Options options) { return open_engine(std::move(options), {}); }

@@ -293,13 +293,27 @@ Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
   if (slabs == 0) {
     slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
   }
-  slabs = std::clamp<std::uint64_t>(slabs, 2, 1u << 20);
-  SW_ASSIGN(auto pipeline, Pipeline::create(*fs_, devices_, options_, static_cast<std::uint32_t>(slabs), log_));
-  log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(slabs * options_.slab_bytes),
-            format_bytes(layout.size_bytes), pipeline->writer().backend());
+  SW_TRY(make_pipeline(slabs));
+  log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(pipeline_->pool_bytes()),
+            format_bytes(layout.size_bytes), pipeline_->writer().backend());
+  return {};
+}
+
+Status Engine::Impl::make_pipeline(std::uint64_t slabs) {
+  const auto count = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(slabs, 2, 1u << 20));
+  SW_ASSIGN(auto pipeline, Pipeline::create(*fs_, devices_, options_, count, log_));
   std::lock_guard lock(mutex_);
   pipeline_ = std::move(pipeline);
   return {};
+}
+
+void Engine::Impl::prepare_pool() {
+  if (options_.pool_bytes == 0) return;  // its size follows from the first state
+  const std::vector<int> active = devices_.active_cuda_devices();
+  if (active.empty()) return;
+  // Trouble is not reported here: whoever saves a tensor of that device gets it in full.
+  if (!devices_.cuda(active.front())) return;
+  static_cast<void>(make_pipeline(options_.pool_bytes / options_.slab_bytes));
 }
 
 void Engine::Impl::give_up(const std::shared_ptr<Voyage>& voyage, const Error& error) {

@@ -41,6 +41,8 @@ class Engine::Impl {
   Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, Catalog catalog, Log log);
   ~Impl();  // after close()
 
+  // At open: a pool of a set size is touched and registered while the trainer goes on, where this process uses a GPU already.
+  void prepare_pool();
   Result<std::optional<Snapshot>> save(std::uint64_t step, State state);
   Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
@@ -71,6 +73,7 @@ class Engine::Impl {
   void plan_loop(std::stop_token stop);
   [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage);
   [[nodiscard]] Status ensure_pipeline(const SnapshotLayout& layout);
+  [[nodiscard]] Status make_pipeline(std::uint64_t slabs);
   [[nodiscard]] Result<Attempt> ensure_attempt();
   void give_up(const std::shared_ptr<Voyage>& voyage, const Error& error);
   void arrive(Voyage& voyage);
@@ -120,7 +123,8 @@ class Engine::Impl {
   bool told_pool_ = false;  // of the commit thread
   bool pipeline_stopped_ = false;
 
-  std::unique_ptr<Pipeline> pipeline_;  // made by the plan thread, under mutex_; then constant until shut_down()
+  // Made at open or by the plan thread, under mutex_; then constant until shut_down().
+  std::unique_ptr<Pipeline> pipeline_;
   ForkGuard fork_guard_;
   std::jthread plan_thread_;  // started last
   std::jthread commit_thread_;

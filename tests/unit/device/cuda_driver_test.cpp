@@ -60,14 +60,14 @@ TEST_F(CudaDriver, NeedNotKnowItsOwnCode) {
 }
 
 TEST_F(CudaDriver, IsActiveOnlyWhileSomebodyHoldsAContext) {
-  EXPECT_FALSE(active_in_process("libno-such-driver.so.1"));
-  EXPECT_FALSE(active_in_process(SW_SIM_CUDA_LIBRARY)) << "loaded, but not in use";
+  EXPECT_TRUE(active_devices("libno-such-driver.so.1").empty());
+  EXPECT_TRUE(active_devices(SW_SIM_CUDA_LIBRARY).empty()) << "loaded, but not in use";
   {
     const auto context = Context::retain(driver_, 0);
     ASSERT_TRUE(context.has_value());
-    EXPECT_TRUE(active_in_process(SW_SIM_CUDA_LIBRARY));
+    EXPECT_EQ(active_devices(SW_SIM_CUDA_LIBRARY), std::vector{0});
   }
-  EXPECT_FALSE(active_in_process(SW_SIM_CUDA_LIBRARY));
+  EXPECT_TRUE(active_devices(SW_SIM_CUDA_LIBRARY).empty());
 }
 
 TEST_F(CudaDriver, HasNoDeviceBeyondItsCount) {

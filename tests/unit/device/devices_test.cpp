@@ -40,7 +40,7 @@ TEST_F(DevicesTest, AMachineWithoutADriverHasTheHostAndAClearAnswer) {
   std::byte byte{};
   const StridedMemory tensor{&byte, 1, {1}, {}};
   EXPECT_TRUE(devices.host().fingerprint(tensor, 1, true).has_value());
-  EXPECT_FALSE(devices.cuda_active_in_process());
+  EXPECT_TRUE(devices.active_cuda_devices().empty());
   for (int i = 0; i < 2; ++i) {
     const auto device = devices.cuda(0);
     ASSERT_FALSE(device.has_value());
@@ -59,7 +59,7 @@ TEST_F(DevicesTest, OpensADeviceOnceAndOnlyWhenAsked) {
   const auto first = devices.cuda(0);
   ASSERT_TRUE(first.has_value()) << first.error().to_string();
   EXPECT_TRUE(devices.cuda_in_use());
-  EXPECT_TRUE(devices.cuda_active_in_process());
+  EXPECT_FALSE(devices.active_cuda_devices().empty());
   EXPECT_EQ(devices.cuda(0).value_or(nullptr), *first);
   EXPECT_EQ(counters().contexts, 1u);
   const auto second = devices.cuda(1);

@@ -1,4 +1,5 @@
 #include <deque>
+#include <thread>
 
 #include "unit/engine/cuda_fixture.hpp"
 
@@ -160,6 +161,16 @@ TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
       });
   ASSERT_TRUE(restored) << restored.error().to_string();
   for (const Entry& entry : tensors_) EXPECT_EQ(entry.tensor.now(), before.at(entry.name)) << entry.name;
+}
+
+TEST_F(EngineOnCuda, PoolOfASetSizeIsRegisteredAtOpenWhenTheDeviceIsInUse) {
+  Engine engine = open(options());
+  while (counters().pinned_bytes < options().pool_bytes) std::this_thread::yield();  // in the background
+  EXPECT_EQ(engine.stats().pool_bytes, options().pool_bytes);
+  Options automatic = options();
+  automatic.path += "-auto";
+  automatic.pool_bytes = 0;
+  EXPECT_EQ(open(automatic).stats().pool_bytes, 0u) << "its size is not known before the first save";
 }
 
 TEST_F(EngineOnCuda, SaveWhileAGraphIsCapturedIsRefused) {

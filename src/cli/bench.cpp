@@ -1,0 +1,104 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/bench_lazy.hpp"
+#include "cli/location.hpp"
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr const char* kFooter =
+    R"(Trains on a simulated GPU with the sizes and times of the DataStates-LLM paper, scaled down, through the real engine and the real disk, and
+lays models of other systems' strategies beside it. Parts: (a) blocked time per checkpoint, (b) whole runs by interval, (c) size of the pool.
+Every checkpoint the engine keeps is read back and compared.
+
+The simulated driver comes with the sources (make bench-lazy builds and runs everything); no installed package carries it.
+Exit codes: 0 fine, 1 a wrong byte was read back, 2 it could not be run, or with --strict a goal was missed.
+
+Examples:
+  slackwater bench lazy --quick
+  slackwater bench lazy --only a --json a.json --dir /nvme/tmp)";
+
+struct Arguments {
+  std::string simulator;
+  std::string directory = ".";
+  std::string json_file;
+  std::vector<std::string> only;
+  bool quick = false;
+  bool strict = false;
+};
+
+// One line on the terminal that is rewritten; nothing where stderr is not one.
+void show_progress(const std::string& what) {
+  if (isatty(STDERR_FILENO) != 1) return;
+  fmt::print(stderr, "\r\033[K{}", what);
+  std::fflush(stderr);
+}
+
+bool write_json(const std::string& path, const OrderedJson& json) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return false;
+  const std::string text = dump(json) + "\n";
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  return std::fclose(file) == 0 && written;
+}
+
+int failed(const Error& error) {
+  print_error(error);
+  return error.kind == ErrorKind::kCorrupt ? kDamaged : kFailed;
+}
+
+int run(const Arguments& arguments) {
+  const auto gpus = SimulatedGpu::load(arguments.simulator, kLanes);
+  if (!gpus) return failed(gpus.error());
+  std::vector<std::unique_ptr<Runner>> lanes;
+  for (const auto& gpu : *gpus) {
+    auto runner = Runner::create(*gpu, arguments.directory);
+    if (!runner) return failed(runner.error());
+    lanes.push_back(std::move(*runner));
+  }
+  LazyPlan plan = arguments.quick ? LazyPlan::quick() : LazyPlan::full();
+  if (!arguments.only.empty()) plan.sections = fmt::format("{}", fmt::join(arguments.only, ""));
+
+  const auto figures = measure(lanes, plan, show_progress);
+  show_progress({});
+  if (!figures) return failed(figures.error());
+  print_figures(*figures);
+  if (!arguments.json_file.empty() && !write_json(arguments.json_file, figures_json(*figures))) {
+    print_problem("error", fmt::format("cannot write the figures to {}", arguments.json_file));
+    return kFailed;
+  }
+  const bool missed = !std::ranges::all_of(figures->verdicts, &Verdict::met);
+  return missed && arguments.strict ? kFailed : kFine;
+}
+
+}  // namespace
+
+Verb add_bench(CLI::App& parser) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* bench = parser.add_subcommand("bench", "Measure the engine");
+  bench->require_subcommand(1);
+  CLI::App* lazy =
+      bench->add_subcommand("lazy", "Checkpoints at every iteration of a simulated GPU, beside the paper's figures");
+  lazy->add_option("--simulator", arguments->simulator,
+                   "Path of libslackwater_sim_cuda.so (default: in the build tree)");
+  lazy->add_option("--dir", arguments->directory, "Where to write: the disk that is measured (default: here)");
+  lazy->add_option("--only", arguments->only, "Only this part; may be repeated")->check(CLI::IsMember({"a", "b", "c"}));
+  lazy->add_option("--json", arguments->json_file, "File for all figures as one JSON document");
+  lazy->add_flag("--quick", arguments->quick, "Ten seconds: shows that everything works, proves nothing");
+  lazy->add_flag("--strict", arguments->strict, "A missed goal makes exit code 2");
+  lazy->footer(kFooter);
+  return {lazy, [arguments] { return run(*arguments); }};
+}
+
+}  // namespace slackwater::cli
