@@ -240,8 +240,8 @@ settle = sw.Snapshot._settle
 sw.Snapshot._settle = lambda self: self.step > 1 and settle(self)  # unsealed, the first never commits
 ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB", in_flight=1, stall_timeout=1.0)
 first = ckpt.save(1, {"a": np.ones(1 << 16)})
-print("saving", flush=True)
 try:
+    print("saving", flush=True)
     ckpt.save(2, {"a": np.ones(1 << 16)})
 except KeyboardInterrupt:
     print("interrupted", flush=True)
