@@ -134,7 +134,7 @@ bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="
 	$(BIN)/python bench/run.py $(ARGS)
 
 .PHONY: bench-lazy
-bench-lazy: build  ## eight minutes: lazy copies on a simulated GPU beside the paper's figures; ARGS="--quick" for a short look
+bench-lazy: build  ## nine minutes: lazy copies on a simulated GPU beside the paper's figures; ARGS="--quick" for a short look
 	cmake --build build/release --target sw_cli slackwater_sim_cuda
 	mkdir -p bench/results
 	build/release/src/cli/slackwater bench lazy --dir build --json bench/results/lazy.json $(ARGS)

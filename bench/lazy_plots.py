@@ -193,6 +193,8 @@ def draw_pool(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 3:
+        sys.exit("usage: lazy_plots.py RESULTS.json FOLDER")
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     figures = json.loads(source.read_text())
     target.mkdir(parents=True, exist_ok=True)

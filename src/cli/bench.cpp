@@ -18,11 +18,11 @@ namespace slackwater::cli {
 namespace {
 
 constexpr const char* kFooter =
-    R"(Trains on a simulated GPU with the sizes and times of the DataStates-LLM paper, scaled down, through the real engine and the real disk, and
-lays models of other systems' strategies beside it. Parts: (a) blocked time per checkpoint, (b) whole runs by interval, (c) size of the pool.
-Every checkpoint the engine keeps is read back and compared.
+    R"(Trains on a simulated GPU with the sizes and times of the DataStates-LLM paper, scaled down, through the real engine
+and the real disk, and lays models of other systems' strategies beside it. Parts: (a) blocked time per checkpoint, (b)
+whole runs by interval, (c) size of the pool. Every checkpoint the engine keeps is read back and compared.
 
-The simulated driver comes with the sources (make bench-lazy builds and runs everything); no installed package carries it.
+The simulated driver comes with the sources (make bench-lazy builds and runs it); no installed package carries it.
 Exit codes: 0 fine, 1 a wrong byte was read back, 2 it could not be run, or with --strict a goal was missed.
 
 Examples:

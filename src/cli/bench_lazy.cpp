@@ -57,8 +57,8 @@ class Measuring {
  private:
   [[nodiscard]] bool wanted(char section) const { return figures_.plan.sections.contains(section); }
 
-  // Results in the order of the specs. A run sleeps most of its time: where nothing hangs on fractions of a millisecond, several go on at once,
-  // each on a GPU of its own.
+  // Results in the order of the specs. A run sleeps most of its time: where nothing hangs on fractions of a
+  // millisecond, several go on at once, each on a GPU of its own.
   Result<std::vector<RunResult>> run_all(std::span<const RunSpec> specs, std::size_t at_once) {
     std::vector<RunResult> results(specs.size());
     std::mutex mutex;
@@ -161,7 +161,8 @@ class Measuring {
     });
   }
 
-  // Where the disk does not keep up with a checkpoint at every iteration, everybody waits for it: section b shows how long.
+  // Where the disk does not keep up with a checkpoint at every iteration, everybody waits for it: section b shows how
+  // long.
   void judge_blocked() {
     for (const DiskSpeed disk : kDisks) {
       for (const std::string_view name : figures_.plan.blocked_models) {

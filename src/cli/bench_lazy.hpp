@@ -1,5 +1,5 @@
-// `slackwater bench lazy`: what is measured, and what of it is reported. Times are scaled back to the paper's size here.
-// Plain values; measure() is called on one thread, and starts others.
+// `slackwater bench lazy`: what is measured, and what of it is reported. Times are scaled back to the paper's size
+// here. Plain values; measure() is called on one thread, and starts others.
 #pragma once
 
 #include <array>
@@ -97,7 +97,8 @@ struct LazyFigures {
   std::uint64_t compared = 0;  // checkpoints of the engine read back and found right
 };
 
-// `lanes`: at least one, each on a GPU of its own. `on_run` is told before each run what it will be, by one thread at a time.
+// `lanes`: at least one, each on a GPU of its own. `on_run` is told before each run what it will be, by one thread at a
+// time.
 [[nodiscard]] Result<LazyFigures> measure(std::span<const std::unique_ptr<Runner>> lanes, const LazyPlan& plan,
                                           const std::function<void(const std::string&)>& on_run);
 

@@ -1,5 +1,5 @@
-// The figures of the DataStates-LLM paper (HPDC'24, arXiv 2406.10707) that `slackwater bench lazy` is laid beside, and the scale at which it
-// repeats them. Constants and pure functions.
+// The figures of the DataStates-LLM paper (HPDC'24, arXiv 2406.10707) that `slackwater bench lazy` is laid beside, and
+// the scale at which it repeats them. Constants and pure functions.
 #pragma once
 
 #include <array>
@@ -50,8 +50,8 @@ inline constexpr double kPaperCopyBytesPerS = 25e9;
 inline constexpr double kPaperFlushBytesPerS = 6.5e9 / 4;
 inline constexpr double kPaperPoolBytes = 64e9 / 4;
 
-// One factor for bytes and bandwidths, so that every proportion of times stays. And one for all times, which takes as much from the
-// bytes again: bandwidths stay as they are.
+// One factor for bytes and bandwidths, so that every proportion of times stays. And one for all times, which takes as
+// much from the bytes again: bandwidths stay as they are.
 struct Scale {
   double bytes = 1;
   double time = 1;

@@ -1,5 +1,5 @@
-// A FileSystem whose writes all share one bandwidth: what a benchmark calls "the flush bandwidth of the paper". Writes are real and as fast as
-// the disk; only their completion is held back until the bandwidth would have carried them.
+// A FileSystem whose writes all share one bandwidth: what a benchmark calls "the flush bandwidth of the paper". Writes
+// are real and as fast as the disk; only their completion is held back until the bandwidth would have carried them.
 // Thread rule and lifetime: file_system.hpp.
 #pragma once
 

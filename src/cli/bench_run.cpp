@@ -96,7 +96,8 @@ Result<RunResult> Runner::run(const RunSpec& spec) {
   return result;
 }
 
-// The host waits for each update, as loops do that look at the loss: so save() finds the device idle, and all of its time counts.
+// The host waits for each update, as loops do that look at the loss: so save() finds the device idle, and all of its
+// time counts.
 Status Runner::train(const RunSpec& spec, Trainer& trainer, Strategy& strategy, RunResult& result) const {
   const auto compute = spec.scale.duration(spec.model->compute_s());
   const auto update = spec.scale.duration(spec.model->update_s);

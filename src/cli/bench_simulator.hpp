@@ -1,6 +1,7 @@
-// SimulatedGpu: one device of the simulated CUDA driver (sim/), which is found by dlopen, as the engine finds a real one. The command links to
-// none of it, and an installed package does not carry it.
-// Thread rule: constant after load(), thread-safe as the driver is. Lifetime: the library stays loaded until the process ends.
+// SimulatedGpu: one device of the simulated CUDA driver (sim/), which is found by dlopen, as the engine finds a real
+// one. The command links to none of it, and an installed package does not carry it.
+// Thread rule: constant after load(), thread-safe as the driver is. Lifetime: the library stays loaded until the
+// process ends.
 #pragma once
 
 #include <chrono>

@@ -1,6 +1,6 @@
-// Strategy: one way to checkpoint, driven by the training loop of bench_run.cpp. Two of them are the real engine; the others are models of
-// other systems, written on the same file system and device calls so that only the strategy differs. Everything is in the models'
-// favour: pinned memory, no checksums, no syncs, no commit.
+// Strategy: one way to checkpoint, driven by the training loop of bench_run.cpp. Two of them are the real engine; the
+// others are models of other systems, written on the same file system and device calls so that only the strategy
+// differs. Everything is in the models' favour: pinned memory, no checksums, no syncs, no commit.
 // Thread rule: one thread, the trainer's. Lifetime: GPU and trainer outlive it; the destructor ends its threads.
 #pragma once
 
@@ -51,8 +51,8 @@ class Strategy {
   [[nodiscard]] virtual Status fence() { return {}; }
   // Returns when every checkpoint is complete on storage, or one of them failed.
   [[nodiscard]] virtual Status finish() = 0;
-  // After finish(), the last call: reads checkpoints back, compares them with what the trainer had at their save(), and tells how many. kCorrupt at
-  // a wrong byte. The engine's: all that are kept; a model's: the last.
+  // After finish(), the last call: reads checkpoints back, compares them with what the trainer had at their save(), and
+  // tells how many. kCorrupt at a wrong byte. The engine's: all that are kept; a model's: the last.
   [[nodiscard]] virtual Result<std::uint64_t> check() = 0;
   [[nodiscard]] virtual EngineFacts facts() const { return {}; }  // after finish()
 };

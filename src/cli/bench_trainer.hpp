@@ -1,7 +1,7 @@
-// Trainer: one GPU of a training run, on the simulated device. Forward and backward are timed work on a stream; the update is timed work that rewrites
-// every byte of the state, so that a copy it overtakes shows.
-// Thread rule: one thread, inside a cuda::Scope of the GPU's context. Lifetime: the GPU outlives it; nobody may be copying from
-// it when it is destroyed.
+// Trainer: one GPU of a training run, on the simulated device. Forward and backward are timed work on a stream; the
+// update is timed work that rewrites every byte of the state, so that a copy it overtakes shows.
+// Thread rule: one thread, inside a cuda::Scope of the GPU's context. Lifetime: the GPU outlives it; nobody may be
+// copying from it when it is destroyed.
 #pragma once
 
 #include <chrono>
@@ -42,7 +42,8 @@ class Trainer {
   [[nodiscard]] double update_held_seconds() const;  // from the end of backward to the start of the update
   [[nodiscard]] double update_ended_seconds() const;
 
-  // kCorrupt unless `bytes` are those of the block from `offset` on (a multiple of 8), as the update number `version` left them.
+  // kCorrupt unless `bytes` are those of the block from `offset` on (a multiple of 8), as the update number `version`
+  // left them.
   [[nodiscard]] Status compare(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t version) const;
   // The same for a tensor of state(), by its place there.
   [[nodiscard]] Status compare_tensor(std::size_t index, std::span<const std::byte> bytes, std::uint64_t version) const;

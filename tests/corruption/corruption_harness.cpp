@@ -20,6 +20,7 @@ namespace {
 namespace stdfs = std::filesystem;
 
 constexpr std::uint64_t kSteps = 3;
+constexpr int kDraws = 200;  // of a file and a place that can be damaged in the wanted way
 constexpr std::chrono::seconds kPatience{kSanitized ? 60 : 10};
 const std::vector<PatternState::Part> kParts{{"bias", 5'000}, {"layer.weight", 2'200'000}};
 const ReadOptions kReading{.buffer_bytes = 4u << 20, .io_backend = IoBackend::kThreads, .log = {}};
@@ -108,7 +109,8 @@ Trial CorruptionHarness::run() {
 
 void CorruptionHarness::damage_once(const std::string& root, DamageKind kind, Trial& trial,
                                     std::vector<Touched>& touched) {
-  for (;;) {
+  // What came before may leave nothing to do: all files replaced by one, say.
+  for (int draw = 0; draw < kDraws; ++draw) {
     const auto target = forge_checksums_ ? DamagedFile::kData : static_cast<DamagedFile>(below(kTargetNames.size()));
     const std::uint64_t step = 1 + below(kSteps);
     // Of another step, and where there is a file for each attempt only: of the other attempt.

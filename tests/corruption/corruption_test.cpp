@@ -1,6 +1,8 @@
 // Random damage to committed versions: named or harmless, never a wrong byte.
 #include <sys/resource.h>
 
+#include <cstdio>
+
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -40,6 +42,7 @@ TEST(CorruptionTest, EveryDamageIsNamedOrHarmless) {
   for (std::size_t i = 0; i < by_kind.size(); ++i) table += row(kDamageNames[i], by_kind[i]);
   for (std::size_t i = 0; i < by_target.size(); ++i) table += row(fmt::format("in {}", kTargetNames[i]), by_target[i]);
   std::fputs((table + row("all", all)).c_str(), stdout);
+  std::fflush(stdout);
   EXPECT_EQ(all.tried, trials);
   EXPECT_EQ(all.lost, 0u);
   if (!kSanitized) {

@@ -1,5 +1,7 @@
 // The power goes off behind every single operation; what had been reported committed must be there, and nothing else
 // count.
+#include <cstdio>
+
 #include <gtest/gtest.h>
 
 #include "crash/crash_rig.hpp"
@@ -20,6 +22,7 @@ TEST(CrashTest, NothingCommittedIsLostByAPowerCutBehindAnyOperation) {
   tallies.push_back(crash_again(crash_scenarios(), restarts, {.stride = kSanitized ? 15u : 5u, .samples = 2}));
   for (const std::string& finding : tallies.back().findings) ADD_FAILURE() << "cut again: " << finding;
   std::fputs(("\nPower cuts, seed " + std::to_string(harness_seed()) + "\n" + table_of(tallies)).c_str(), stdout);
+  std::fflush(stdout);
   for (const CrashTally& tally : tallies) {
     EXPECT_GT(tally.states, tally.cuts / 4) << tally.scenario << ": too few different states to mean anything";
     EXPECT_EQ(tally.lost, 0u) << tally.scenario;

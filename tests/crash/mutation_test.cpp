@@ -90,6 +90,7 @@ TEST(CrashMutationTest, EachForgottenSyncIsFound) {
     table += fmt::format("{:<52} | {:>6} | {:>4} | {}\n", mutation.name, states, lost, first);
   }
   std::fputs(table.c_str(), stdout);
+  std::fflush(stdout);
 }
 
 }  // namespace
