@@ -321,16 +321,16 @@ std::string_view disk_name(DiskSpeed disk) {
 
 LazyPlan LazyPlan::quick() {
   LazyPlan plan;
-  plan.blocked_models = {"7B", "30B"};
+  plan.blocked_models = {"3B"};
   plan.run_models = {"7B"};
   plan.pool_shares = {1.0 / 16, 1.0 / 2, 1};
   plan.intervals = {2, 1};
-  plan.blocked_scale = {.bytes = 20, .time = 128};
+  plan.blocked_scale = {.bytes = 20, .time = 32};
   plan.run_scale = {.bytes = 20, .time = 128};
   plan.pool_scale = {.bytes = 20, .time = 64};
   plan.run_iterations = 10;
-  plan.repeats = 1;
-  plan.blocked_at_once = kLanes;
+  plan.repeats = 6;
+  plan.blocked_at_once = 1;
   return plan;
 }
 

@@ -434,8 +434,8 @@ TEST_F(CudaPassageTest, ACallThatFailsOnceLeavesNothingBehindAndTheNextSucceeds)
   PinnedBuffer host(50'000);
   for (const char* symbol : {"cuCtxPushCurrent_v2", "cuThreadExchangeStreamCaptureMode", "cuMemHostAlloc",
                              "cuStreamWaitEvent", "cuEventRecord", "cuMemcpy2DAsync_v2"}) {
-    const auto produced = marked();
     open_device(driver_);  // nothing pooled yet
+    const auto produced = marked();
     swsim_fail_call(symbol, 1, static_cast<int>(CUresult::kOutOfMemory), 0);
     const auto refused = device_->begin(produced, std::vector{&tensor.memory}, 1);
     ASSERT_FALSE(refused.has_value()) << symbol;
