@@ -29,6 +29,9 @@ constexpr double kOfPlainTraining = 1.03;
 constexpr double kOfFlushTime = 1.05;
 constexpr double kCpuShare = 0.01;
 
+// Of a run. A few percent are the time it really takes to rewrite the state.
+constexpr double kLateShare = 0.25;
+
 double flush_speed(DiskSpeed disk) { return disk == DiskSpeed::kPaper ? kPaperFlushBytesPerS : 0; }
 
 class Measuring {
@@ -88,8 +91,11 @@ class Measuring {
       work(*lanes_.front());
     }
     if (error) return fail(std::move(*error));
-    for (std::size_t i = 0; i < specs.size(); ++i)
+    for (std::size_t i = 0; i < specs.size(); ++i) {
       if (is_engine(specs[i].way)) figures_.compared += results[i].compared;
+      if (results[i].late_s > kLateShare * results[i].train_s) ++figures_.late_runs;
+      ++figures_.runs;
+    }
     return results;
   }
   Result<RunResult> run_alone(const RunSpec& spec) {
@@ -321,16 +327,16 @@ std::string_view disk_name(DiskSpeed disk) {
 
 LazyPlan LazyPlan::quick() {
   LazyPlan plan;
-  plan.blocked_models = {"3B"};
+  plan.blocked_models = {"7B", "30B"};
   plan.run_models = {"7B"};
   plan.pool_shares = {1.0 / 16, 1.0 / 2, 1};
   plan.intervals = {2, 1};
-  plan.blocked_scale = {.bytes = 20, .time = 32};
+  plan.blocked_scale = {.bytes = 20, .time = 128};
   plan.run_scale = {.bytes = 20, .time = 128};
   plan.pool_scale = {.bytes = 20, .time = 64};
   plan.run_iterations = 10;
-  plan.repeats = 6;
-  plan.blocked_at_once = 1;
+  plan.repeats = 1;
+  plan.blocked_at_once = kLanes;
   return plan;
 }
 

@@ -95,6 +95,8 @@ struct LazyFigures {
   SpinProbe spin;
   std::vector<Verdict> verdicts;
   std::uint64_t compared = 0;  // checkpoints of the engine read back and found right
+  unsigned runs = 0;
+  unsigned late_runs = 0;  // whose simulated GPU fell far behind its own clock: others were using the machine
 };
 
 // `lanes`: at least one, each on a GPU of its own. `on_run` is told before each run what it will be, by one thread at a

@@ -116,16 +116,11 @@ Status Runner::train(const RunSpec& spec, Trainer& trainer, Strategy& strategy, 
       SW_TRY(calls.time([&] { return strategy.save(++step); }));
       blocked_s = calls.last_s;
     }
-    const double q0 = gpu_.now_seconds();
     SW_TRY(trainer.queue_compute(compute));
-    const double q1 = gpu_.now_seconds();
     if (saving) SW_TRY(calls.time([&] { return strategy.fence(); }));
-    const double q2 = gpu_.now_seconds();
     SW_TRY(trainer.queue_update(update));
-    const double q3 = gpu_.now_seconds();
     SW_TRY(trainer.wait_for_update());
-    const double q4 = gpu_.now_seconds();
-    fmt::print(stderr, "{} save {:.1f} qc {:.1f} fence {:.1f} qu {:.1f} wait {:.1f} late {:.1f} held {:.1f}\n", way_key(spec.way), blocked_s*1e3, (q1-q0)*1e3, (q2-q1)*1e3, (q3-q2)*1e3, (q4-q3)*1e3, (q4-trainer.update_ended_seconds())*1e3, trainer.update_held_seconds()*1e3);
+    result.late_s += gpu_.now_seconds() - trainer.update_ended_seconds();
     if (!saving) continue;
     result.blocked_s.push_back(blocked_s + trainer.update_held_seconds());
     result.calls_s.push_back(calls.wall_s);

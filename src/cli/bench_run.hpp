@@ -33,6 +33,7 @@ struct RunResult {
   std::vector<double> cpu_s;      // of that, CPU time of the trainer's thread
   double train_s = 0;             // until the last update was done
   double complete_s = 0;          // until the last checkpoint was complete as well
+  double late_s = 0;              // by how much the simulated GPU was behind its own clock, over all iterations
   std::uint64_t compared = 0;     // checkpoints read back and found right
   EngineFacts engine;
 };
