@@ -197,12 +197,21 @@ void print_figures(const LazyFigures& figures) {
   fmt::print(
       "\n{} of the engine were read back and compared with the state of before the update: every byte is right.\n",
       plural(figures.compared, "checkpoint"));
+  if (figures.late_runs > 0) {
+    fmt::print(
+        "In {} of {} the simulated GPU fell far behind its own clock, because others were using the machine: do not "
+        "trust these "
+        "figures, run them again when it is quiet.\n",
+        figures.late_runs, plural(figures.runs, "run"));
+  }
 }
 
 OrderedJson figures_json(const LazyFigures& figures) {
   OrderedJson json{{"bench", "lazy"},
                    {"iterations", figures.plan.run_iterations},
                    {"checkpoints_compared", figures.compared},
+                   {"runs", figures.runs},
+                   {"late_runs", figures.late_runs},
                    {"scale",
                     {{"a", scale_json(figures.plan.blocked_scale)},
                      {"b", scale_json(figures.plan.run_scale)},

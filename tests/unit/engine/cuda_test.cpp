@@ -6,7 +6,8 @@
 namespace slackwater::test {
 namespace {
 
-constexpr std::uint64_t kSlow = 40u << 20;  // bytes a second: a MiB takes 25 ms
+constexpr std::uint64_t kSlow = 40u << 20;     // bytes a second: a MiB takes 25 ms
+constexpr std::uint64_t kSlower = 1500u << 10;  // slow enough that this thread comes first, however busy the machine is
 
 TEST_F(EngineOnCuda, SavesWhatLiesOnTheDevice) {
   add("w", 3 * kMiB + 17);
@@ -88,11 +89,12 @@ TEST_F(EngineOnCuda, WithoutStreamsTheDefaultStreamIsWaitedFor) {
 
 TEST_F(EngineOnCuda, UpdateWithoutAFenceIsNoticedAndNeverCommitted) {
   add("w", 3 * kMiB);
-  set_d2h_speed(kSlow);
+  set_d2h_speed(kSlower);
   Engine engine = open(options());
   Snapshot snapshot = save(engine, 1);
   ASSERT_TRUE(snapshot.wait(Level::kFenced));
   queue_update();
+  set_d2h_speed(0);  // the copy under way keeps its speed
   const Status status = snapshot.wait(Level::kCommitted);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
