@@ -6,7 +6,7 @@
 namespace slackwater::test {
 namespace {
 
-constexpr std::uint64_t kSlow = 40u << 20;     // bytes a second: a MiB takes 25 ms
+constexpr std::uint64_t kSlow = 40u << 20;      // bytes a second: a MiB takes 25 ms
 constexpr std::uint64_t kSlower = 1500u << 10;  // slow enough that this thread comes first, however busy the machine is
 
 TEST_F(EngineOnCuda, SavesWhatLiesOnTheDevice) {
@@ -21,12 +21,13 @@ TEST_F(EngineOnCuda, SavesWhatLiesOnTheDevice) {
 
 TEST_F(EngineOnCuda, UpdateQueuedBehindTheDeviceFenceDoesNotReachTheSnapshot) {
   add("w", 3 * kMiB);
-  set_d2h_speed(kSlow);
+  set_d2h_speed(kSlower);
   Engine engine = open(options());
   const auto before = expected();
   Snapshot snapshot = save(engine, 1);
   ASSERT_TRUE(snapshot.fence(streams()));
   EXPECT_NE(snapshot.progress().level, Level::kStaged) << "the CPU was to go on while the copies run";
+  set_d2h_speed(0);  // the copy under way keeps its speed
   queue_update();
   ASSERT_TRUE(snapshot.wait(Level::kCommitted));
   EXPECT_EQ(saved(1), before);
@@ -124,8 +125,8 @@ TEST_F(EngineOnCuda, VolatileTensorsAreDuplicatedInStreamOrder) {
 }
 
 TEST_F(EngineOnCuda, ParanoidSeesAnyByteThatChanges) {
-  add("w", 3 * kMiB);
-  set_d2h_speed(kSlow);
+  add("w", kMiB / 2);
+  set_d2h_speed(kSlower);
   Options paranoid = options();
   paranoid.paranoid = true;
   Engine engine = open(paranoid);
@@ -134,7 +135,7 @@ TEST_F(EngineOnCuda, ParanoidSeesAnyByteThatChanges) {
   EXPECT_TRUE(fine.released()) << "the device must stand still until every byte was looked at twice";
   ASSERT_TRUE(fine.wait(Level::kCommitted));
   Snapshot torn = save(engine, 2);
-  must(swsim_launch_fill(streams_.at(0), tensors_[0].tensor.address + 3 * kMiB - 1, 1,
+  must(swsim_launch_fill(streams_.at(0), tensors_[0].tensor.address + kMiB / 2 - 1, 1,
                          static_cast<std::uint8_t>(~static_cast<unsigned>(tensors_[0].tensor.twin.back())), 0));
   const Status status = torn.wait(Level::kCommitted);
   ASSERT_FALSE(status);
@@ -261,7 +262,7 @@ TEST_F(EngineOnCuda, LostDeviceFailsTheSnapshotAndCloseReturns) {
   Engine engine = open(options());
   ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
   const auto good = expected();
-  set_d2h_speed(kSlow);
+  set_d2h_speed(kSlower);
   Snapshot lost = save(engine, 2);
   ASSERT_TRUE(lost.wait(Level::kFenced));
   must(swsim_lose_device(0));
@@ -317,14 +318,16 @@ class EngineOnTwoDevices : public EngineOnCuda {
 TEST_F(EngineOnTwoDevices, OneSnapshotSpansBoth) {
   add("a", 2 * kMiB + 9, 0);
   add("b", 2 * kMiB + 5, 1);
-  set_d2h_speed(kSlow, 0);
-  set_d2h_speed(kSlow, 1);
+  set_d2h_speed(kSlower, 0);
+  set_d2h_speed(kSlower, 1);
   Options roomy = options();
   roomy.pool_bytes = 8 * kMiB;
   Engine engine = open(roomy);
   const auto before = expected();
   Snapshot snapshot = save(engine, 1);
   ASSERT_TRUE(snapshot.fence(streams()));
+  set_d2h_speed(0, 0);
+  set_d2h_speed(0, 1);
   queue_update();
   ASSERT_TRUE(snapshot.wait(Level::kCommitted));
   EXPECT_EQ(saved(1), before);
