@@ -97,7 +97,8 @@ Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
 
 bool Snapshot::Impl::wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough) {
   bool given_up = false;
-  while (!released_ && !(queued_is_enough && level_ >= Level::kFenced)) {
+  // Staged is not enough: the sources are released a moment later, and then nobody needs a wait on the device.
+  while (!released_ && !(queued_is_enough && level_ == Level::kFenced)) {
     const auto patience = spec_.stall_timeout - facts_->still_for();
     if (patience > Instant::duration::zero()) {
       changed_.wait_for(lock, patience);
