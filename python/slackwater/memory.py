@@ -6,12 +6,20 @@ import math
 from typing import Any, NamedTuple
 
 from . import _core
+from .errors import UnsupportedError
 
 SIZES: dict[str, int] = _core.dtypes()  # bytes of one element, by dtype name
 HOST = -1
 AT_ONCE_BYTES = 64 << 20  # the engine's room for early copies: beyond it save() would wait for the pipeline
 EARLY_COPY_ALIGNMENT = 64
 SMALL_BYTES = 4096  # tensors up to this size are captured at once, unless they are known to stand still
+
+
+def unknown_dtype(dtype: Any, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"'{name}' has dtype {dtype}, which checkpoints cannot hold; "
+        f"convert it to one of: {', '.join(sorted(SIZES))}"
+    )
 
 
 class Memory(NamedTuple):

@@ -142,7 +142,7 @@ class Flattener(codec.Encoder):
             if isinstance(value, torch.Optimizer) and torch.is_plain_optimizer(value):
                 return self._optimizer(value, name)
         if arrays.is_array(value):
-            return self._array(value, name)
+            return self._array(arrays.memory_of(value, name), name)
         if isinstance(value, type):
             return super().other(value, name)
         if callable(getattr(value, "state_dict", None)):
@@ -150,11 +150,12 @@ class Flattener(codec.Encoder):
         np = sys.modules.get("numpy")
         if arrays.is_dlpack(value) and not (np is not None and isinstance(value, np.generic)):
             if arrays.is_on_cuda(value):
-                return self._borrowed(value, name)
+                memory = arrays.cuda_memory(value, name)
+                return self._array(memory, name, "$a" if arrays.numpy_has(memory.dtype) else "$t")
             array = arrays.to_array(value, name)
             if torch is not None and isinstance(array, torch.Tensor):
                 return self._tensor(array, name, self._stands_still)
-            return self._array(array, name)
+            return self._array(arrays.memory_of(array, name), name)
         return super().other(value, name)
 
     # Leaves
@@ -177,19 +178,11 @@ class Flattener(codec.Encoder):
         self.torch_volatile.append(volatile or (not stands_still and tensor.numel() * tensor.itemsize <= SMALL_BYTES))
         return {"$t": name}
 
-    def _array(self, array: Any, name: str) -> Node:
-        memory = arrays.memory_of(array, name)
-        self.array_names.append(name)
-        self.array_memories.append(memory)
-        self.array_volatile.append(array.nbytes <= SMALL_BYTES)
-        return {"$a": name}
-
-    def _borrowed(self, value: Any, name: str) -> Node:
-        memory = arrays.cuda_memory(value, name)
+    def _array(self, memory: Memory, name: str, tag: str = "$a") -> Node:
         self.array_names.append(name)
         self.array_memories.append(memory)
         self.array_volatile.append(memory.size_bytes <= SMALL_BYTES)
-        return {"$a" if arrays.numpy_has(memory.dtype) else "$t": name}
+        return {tag: name}
 
     # Objects
 

@@ -24,16 +24,6 @@ StridedMemory packed_at(std::byte* data, std::uint64_t size_bytes) {
   return {.data = data, .item_bytes = 1, .shape = {static_cast<std::int64_t>(size_bytes)}, .strides = {}};
 }
 
-// Streams of one device among those the caller named; its legacy default stream when there is none.
-std::vector<StreamHandle> streams_of(const State& state, int ordinal) {
-  std::vector<StreamHandle> streams;
-  for (const StreamRef& stream : state.after) {
-    if (stream.device == ordinal) streams.push_back(stream.handle);
-  }
-  if (streams.empty()) streams.push_back(0);
-  return streams;
-}
-
 // Builds a Capture step by step; see capture().
 class Capturing {
  public:
@@ -85,7 +75,7 @@ class Capturing {
       error.message = fmt::format("tensor '{}' cannot be captured: {}", tensor.name, error.message);
       return fail(std::move(error));
     }
-    for (const StreamHandle stream : streams_of(state_, tensor.device)) {
+    for (const StreamHandle stream : streams_on(state_.after, tensor.device)) {
       SW_ASSIGN(const bool capturing, (*device)->capturing(stream));
       if (capturing) {
         return fail(
@@ -118,7 +108,7 @@ class Capturing {
 
   Status capture_device(std::uint32_t index) {
     DeviceCapture& part = result_.devices[index];
-    const std::vector<StreamHandle> streams = streams_of(state_, part.device->ordinal());
+    const std::vector<StreamHandle> streams = streams_on(state_.after, part.device->ordinal());
     if (const auto& early = early_on_device_[index]; !early.empty()) {
       if (streams.size() > 1) {  // whichever of them produces a tensor, it is duplicated behind that
         SW_ASSIGN(const auto all, part.device->mark(streams));
@@ -180,6 +170,15 @@ class Capturing {
 };
 
 }  // namespace
+
+std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ordinal) {
+  std::vector<StreamHandle> handles;
+  for (const StreamRef& stream : streams) {
+    if (stream.device == ordinal) handles.push_back(stream.handle);
+  }
+  if (handles.empty()) handles.push_back(0);
+  return handles;
+}
 
 Result<Capture> capture(const State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
                         const CaptureOptions& options) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -42,6 +43,9 @@ struct CaptureOptions {
   std::uint64_t seed = 0;
   bool whole_fingerprint = false;
 };
+
+// Streams of one device among those the caller named; its legacy default stream when there is none.
+[[nodiscard]] std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ordinal);
 
 // `known_torn`: names of tensors that an earlier snapshot found changed before the fence; captured at once.
 [[nodiscard]] Result<Capture> capture(const State& state, Devices& devices,

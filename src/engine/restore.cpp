@@ -135,12 +135,7 @@ Status Engine::Impl::wait_for_targets(const std::vector<Target>& targets, const 
   ordinals.erase(kHostDevice);
   for (const int ordinal : ordinals) {
     SW_ASSIGN(AsyncDevice* const device, devices_.cuda(ordinal));
-    std::vector<StreamHandle> streams;
-    for (const StreamRef& stream : after) {
-      if (stream.device == ordinal) streams.push_back(stream.handle);
-    }
-    if (streams.empty()) streams.push_back(0);
-    SW_ASSIGN(const auto idle, device->mark(streams));
+    SW_ASSIGN(const auto idle, device->mark(streams_on(after, ordinal)));
     SW_TRY(idle->wait());
   }
   return {};

@@ -4,10 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/engine_impl.hpp"
-#include "support/fault_file_system.hpp"
 #include "support/small_mount.hpp"
-#include "unit/engine/engine_fixture.hpp"
+#include "unit/engine/faulty_engine_fixture.hpp"
 
 // The hung-disk tests leave threads behind on purpose, as close() does then.
 extern "C" const char* __tsan_default_options();
@@ -21,16 +19,8 @@ namespace {
 using std::chrono::milliseconds;
 using SteadyClock = std::chrono::steady_clock;
 
-class BackgroundErrorTest : public EngineTest {
+class BackgroundErrorTest : public FaultyEngineTest {
  protected:
-  Engine open_faulty(Options options) {
-    static FileSystem* const real = make_posix_file_system().release();  // outlives engines that are left behind
-    auto faulty = std::make_unique<FaultFileSystem>(*real);
-    fs_ = faulty.get();
-    auto engine = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
-    if (!engine) throw std::runtime_error(engine.error().to_string());
-    return std::move(*engine);
-  }
   // Trains from one step to another as a trainer does, whatever becomes of the snapshots; how many failed.
   static std::size_t train(Engine& engine, Model& model, std::uint64_t first, std::uint64_t last) {
     std::vector<Snapshot> snapshots;
@@ -56,7 +46,6 @@ class BackgroundErrorTest : public EngineTest {
       EXPECT_TRUE(std::filesystem::exists(entry.path() / "manifest.json")) << "debris: " << name;
     }
   }
-  FaultFileSystem* fs_ = nullptr;
 };
 
 struct Trouble {

@@ -54,3 +54,13 @@ def python(code: str, *arguments: object, check: bool = True, **options: Any) ->
     if check:
         assert result.returncode == 0, result.stderr
     return result
+
+
+def start(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python program on its own, with pipes; ``python`` runs one to its end."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,19 +14,10 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
-from support import python
+from support import python, start
 
 Make = Callable[..., sw.Checkpointer]
 MIB = 1 << 20
-
-
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 FORKS = """

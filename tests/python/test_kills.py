@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from support import start
 
 KILLS = 3
 STEPS = 40
@@ -35,14 +35,8 @@ print("end", *[t.double().sum().item().hex() for t in model.state_dict().values(
 """
 
 
-def start(path: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(path), str(STEPS)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def finish(path: Path) -> list[str]:
-    out, err = start(path).communicate(timeout=300)
+    out, err = start(TRAINER, path, STEPS).communicate(timeout=300)
     assert "\nend" in out, err
     return out.splitlines()
 
@@ -52,7 +46,7 @@ def test_trainer_killed_at_random_moments_ends_as_if_it_had_been_left_alone(tmp_
     expected = finish(tmp_path / "undisturbed")[-1]
     promised = 0
     for _ in range(KILLS):
-        process = start(tmp_path / "killed")
+        process = start(TRAINER, tmp_path / "killed", STEPS)
         assert process.stdout is not None
         begun = process.stdout.readline().split()
         assert begun[0] == "from", process.stderr and process.stderr.read()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +11,7 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
-from support import python
+from support import python, start
 
 Make = Callable[..., sw.Checkpointer]
 
@@ -154,15 +151,6 @@ def test_exception_at_the_end_of_the_program_commits_too(path: Path) -> None:
     )
     assert "ZeroDivisionError" in result.stderr
     assert sw.open(path).step == 1
-
-
-def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 ENDLESS = """

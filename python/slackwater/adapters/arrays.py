@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _core
 from ..errors import UnsupportedError
-from ..memory import HOST, SIZES, Memory
+from ..memory import HOST, SIZES, Memory, unknown_dtype
 
 _HOST_DLPACK_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -42,10 +42,7 @@ def cuda_memory(value: Any, name: str) -> Memory:
             f"'{name}' is a {type(value).__name__} whose DLPack memory cannot be shared: {error}"
         ) from error
     if lent.dtype not in SIZES:
-        raise UnsupportedError(
-            f"'{name}' has dtype {lent.dtype}, which checkpoints cannot hold; "
-            f"convert it to one of: {', '.join(sorted(SIZES))}"
-        )
+        raise unknown_dtype(lent.dtype, name)
     if any(stride < 0 for stride in lent.strides):
         raise UnsupportedError(f"'{name}' is a view with reversed strides; save a contiguous copy of it")
     return Memory(lent.dtype, tuple(lent.shape), tuple(lent.strides), lent.address, lent.device, lent)
@@ -106,10 +103,7 @@ def dtype_name(dtype: Any, name: str) -> str:
             "convert it with .astype(dtype.newbyteorder('='))"
         )
     if dtype.name not in SIZES or SIZES[dtype.name] != dtype.itemsize:
-        raise UnsupportedError(
-            f"'{name}' has dtype {dtype}, which checkpoints cannot hold; "
-            f"convert it to one of: {', '.join(sorted(SIZES))}"
-        )
+        raise unknown_dtype(dtype, name)
     return str(dtype.name)
 
 

@@ -10,9 +10,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import names
 from ..errors import UnsupportedError
-from ..memory import SIZES, Memory
+from ..memory import SIZES, Memory, unknown_dtype
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -157,10 +156,7 @@ def versions(tensors: Sequence[Tensor]) -> list[int]:
 def dtype_name(dtype: Any, name: str) -> str:
     known = _NAMES.get(dtype)
     if known is None:
-        raise UnsupportedError(
-            f"'{name}' has dtype {dtype}, which checkpoints cannot hold; "
-            f"convert it to one of: {', '.join(sorted(SIZES))}"
-        )
+        raise unknown_dtype(dtype, name)
     return known
 
 

@@ -2,6 +2,7 @@
 // its path.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,6 +19,12 @@ using cuda::must;
 class EngineOnCuda : public cuda::SimulatedDriver {
  protected:
   static constexpr std::uint64_t kMiB = 1u << 20;
+  struct Entry {
+    std::string name;
+    int device;
+    bool at_once;
+    DeviceTensor tensor;
+  };
 
   using SimulatedDriver::SimulatedDriver;
   void SetUp() override {
@@ -72,15 +79,16 @@ class EngineOnCuda : public cuda::SimulatedDriver {
   }
   // An update of everything, queued behind whatever the streams wait for; the twins know at once what it will give.
   void queue_update(std::uint64_t duration_ns = 0) {
-    for (Entry& entry : tensors_) {
-      use_device(entry.device);
-      entry.tensor.update(streams_.at(entry.device), duration_ns);
-      for (std::size_t i = 0; i + 4 <= entry.tensor.twin.size(); i += 4) {
-        std::uint32_t word = 0;
-        std::memcpy(&word, entry.tensor.twin.data() + i, 4);
-        ++word;
-        std::memcpy(entry.tensor.twin.data() + i, &word, 4);
-      }
+    for (Entry& entry : tensors_) queue_update(entry, duration_ns);
+  }
+  void queue_update(Entry& entry, std::uint64_t duration_ns = 0) {
+    use_device(entry.device);
+    entry.tensor.update(streams_.at(entry.device), duration_ns);
+    for (std::size_t i = 0; i + 4 <= entry.tensor.twin.size(); i += 4) {
+      std::uint32_t word = 0;
+      std::memcpy(&word, entry.tensor.twin.data() + i, 4);
+      ++word;
+      std::memcpy(entry.tensor.twin.data() + i, &word, 4);
     }
   }
   [[nodiscard]] std::map<std::string, Bytes> expected() const {
@@ -124,12 +132,6 @@ class EngineOnCuda : public cuda::SimulatedDriver {
     return reader.read;
   }
 
-  struct Entry {
-    std::string name;
-    int device;
-    bool at_once;
-    DeviceTensor tensor;
-  };
   TempDir directory_;
   std::map<int, cuda::CUcontext> contexts_;
   std::map<int, cuda::CUstream> streams_;

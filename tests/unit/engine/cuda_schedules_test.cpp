@@ -42,11 +42,11 @@ class CudaSchedules : public EngineOnCuda {
       if (below(4) == 0) must(swsim_launch_delay(streams_.at(0), below(3'000'000)));
       // Volatile tensors may change at once; the others behind the fence.
       for (Entry& entry : tensors_) {
-        if (entry.at_once) update_now(entry);
+        if (entry.at_once) queue_update(entry);
       }
       ASSERT_TRUE(below(4) == 0 ? snapshot.fence() : snapshot.fence(streams()));
       for (Entry& entry : tensors_) {
-        if (!entry.at_once) update_now(entry);
+        if (!entry.at_once) queue_update(entry);
       }
     }
     const Status status = engine.close();
@@ -61,16 +61,6 @@ class CudaSchedules : public EngineOnCuda {
     }
     synchronize();
     std::filesystem::remove_all(options.path);
-  }
-
-  void update_now(Entry& entry) {
-    entry.tensor.update(streams_.at(0));
-    for (std::size_t i = 0; i + 4 <= entry.tensor.twin.size(); i += 4) {
-      std::uint32_t word = 0;
-      std::memcpy(&word, entry.tensor.twin.data() + i, 4);
-      ++word;
-      std::memcpy(entry.tensor.twin.data() + i, &word, 4);
-    }
   }
 
   TempDir in_memory_{TempDir::in_memory()};

@@ -2,10 +2,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "engine/engine_impl.hpp"
 #include "support/child_process.hpp"
-#include "support/fault_file_system.hpp"
-#include "unit/engine/engine_fixture.hpp"
+#include "unit/engine/faulty_engine_fixture.hpp"
 
 // The hung-disk tests leave threads behind on purpose, as close() does then.
 extern "C" const char* __tsan_default_options();
@@ -16,18 +14,7 @@ extern "C" __attribute__((visibility("default"))) const char* __tsan_default_opt
 namespace slackwater::test {
 namespace {
 
-class FaultTest : public EngineTest {
- protected:
-  Engine open_faulty(Options options) {
-    static FileSystem* const real = make_posix_file_system().release();  // outlives engines that are left behind
-    auto faulty = std::make_unique<FaultFileSystem>(*real);
-    fs_ = faulty.get();
-    auto engine = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
-    if (!engine) throw std::runtime_error(engine.error().to_string());
-    return std::move(*engine);
-  }
-  FaultFileSystem* fs_ = nullptr;
-};
+using FaultTest = FaultyEngineTest;
 
 struct Fault {
   const char* what;
