@@ -32,6 +32,7 @@ def harnesses(scale: float, minutes: float) -> list[tuple[str, dict[str, str]]]:
         ("crash/crash_mutation_test", IN_MEMORY | ({"SLACKWATER_ALL_MUTATIONS": "1"} if scale >= 1 else {})),
         ("corruption/corruption_test", IN_MEMORY | {"SLACKWATER_CORRUPTIONS": count(10_000)}),
         ("kill/kill_test", {"SLACKWATER_KILLS": count(1_000), "SLACKWATER_KILL_MIB": "32"}),
+        ("kill/ranks_kill_test", {"SLACKWATER_RANK_KILLS": count(500)}),
         ("fault/background_error_test", {}),
         ("load/load_test", {"SLACKWATER_LOAD_SECONDS": str(max(1, round(minutes * 60)))}),
     ]

@@ -22,6 +22,8 @@ enum class OnBusy : std::uint8_t { kWait, kSkip };
 enum class OnDamage : std::uint8_t { kFallback, kRaise };
 enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads };
 
+inline constexpr std::uint32_t kMaxWorld = 65'536;
+
 struct Options {
   std::string path;                       // directory of tier 0; made if its parent exists
   std::uint64_t pool_bytes = 0;           // 0: auto, min(state, 1/4 of available memory / local ranks)
@@ -38,6 +40,10 @@ struct Options {
   bool direct_io = true;                  // O_DIRECT where the file system takes it
   std::chrono::milliseconds stall_timeout{60'000};
   std::string cuda_driver = "libcuda.so.1";  // loaded when the first CUDA tensor is seen
+  std::uint32_t rank = 0;                 // of this process, among
+  std::uint32_t world = 1;                // so many that save together into the same directory; at most 65536
+  std::chrono::milliseconds commit_timeout{60'000};  // ranks wait so long for each other
+  std::uint32_t fan_in = 64;              // ranks in a group, which reports to rank 0 as one
   std::string run_name;                   // free text, kept in the attempt file
   LogSink log;                            // empty: warnings and errors go to stderr
 };

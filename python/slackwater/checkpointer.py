@@ -119,6 +119,10 @@ class Checkpointer:
         direct_io: bool | None = None,
         stall_timeout: float | None = None,
         cuda_driver: str | None = None,
+        rank: int | None = None,
+        world: int | None = None,
+        commit_timeout: float | None = None,
+        fan_in: int | None = None,
         run_name: str | None = None,
     ) -> None:
         self.path = _directory(path)
@@ -143,6 +147,10 @@ class Checkpointer:
             "direct_io": direct_io,
             "stall_timeout": stall_timeout,
             "cuda_driver": cuda_driver,
+            "rank": rank,
+            "world": world,
+            "commit_timeout": commit_timeout,
+            "fan_in": fan_in,
             "run_name": run_name,
         }
         given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}

@@ -71,14 +71,6 @@ Result<Listing> list_names(FileSystem& fs, const std::string& root) {
   return listing;
 }
 
-Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint32_t number) {
-  const std::string path = fmt::format("{}/{}", control_path(root), attempt_file(number));
-  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxAttemptBytes));
-  SW_ASSIGN(Attempt attempt, parse_attempt(text, path));
-  if (attempt.number != number) return corrupt(fmt::format("the attempt file holds attempt {}", attempt.number), path);
-  return attempt;
-}
-
 // Which versions are of the newest attempt or adopted by it. Sets newest_attempt and warnings of the catalog.
 std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, const Listing& listing,
                                        Catalog& catalog) {
@@ -200,6 +192,14 @@ Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& r
   std::uint32_t newest = 0;
   for (const DirectoryEntry& entry : control) newest = std::max(newest, parse_attempt_file(entry.name).value_or(0));
   return newest;
+}
+
+Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint32_t number) {
+  const std::string path = fmt::format("{}/{}", control_path(root), attempt_file(number));
+  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxAttemptBytes));
+  SW_ASSIGN(Attempt attempt, parse_attempt(text, path));
+  if (attempt.number != number) return corrupt(fmt::format("the attempt file holds attempt {}", attempt.number), path);
+  return attempt;
 }
 
 Result<Manifest> read_manifest(FileSystem& fs, const std::string& root, const VersionName& version) {

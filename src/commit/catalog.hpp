@@ -51,6 +51,8 @@ struct Catalog {
 // Number of the newest attempt file, whatever it holds; 0 if there is none.
 [[nodiscard]] Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& root);
 
+[[nodiscard]] Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint32_t number);
+
 // Manifest of one version, checked against the directory's name.
 [[nodiscard]] Result<Manifest> read_manifest(FileSystem& fs, const std::string& root, const VersionName& version);
 

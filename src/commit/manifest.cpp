@@ -16,8 +16,7 @@ namespace {
 constexpr std::string_view kCommitText = "commit";
 constexpr std::string_view kAbortText = "abort";
 
-// None so far: format 1 asks for nothing that a reader of format 1 could lack.
-constexpr std::array<std::string_view, 0> kKnownFeatures{};
+constexpr std::array<std::string_view, 1> kKnownFeatures{kRankLocalFeature};
 
 Result<std::vector<std::string>> parse_features(const Json& json, const std::string& path) {
   SW_ASSIGN(const Json* array, json_array(json, "required_features", path));

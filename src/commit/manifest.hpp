@@ -14,6 +14,9 @@ namespace slackwater {
 
 inline constexpr std::uint32_t kFormat = 1;
 
+// Required where several ranks stored tensors of their own: a name then means another tensor on each rank.
+inline constexpr const char* kRankLocalFeature = "rank-local";
+
 enum class Decision : std::uint8_t { kCommit, kAbort };
 
 struct RecordReference {

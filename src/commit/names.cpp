@@ -37,16 +37,6 @@ std::optional<VersionName> parse_versioned(std::string_view prefix, std::string_
   return version;
 }
 
-bool is_rank_file(std::string_view name) {
-  std::string_view rest = name;
-  std::uint32_t rank = 0;
-  if (!take_prefix(rest, "rank-") || !take_number(rest, rank)) return false;
-  if (rest == ".record") return name == record_file(rank);
-  std::uint32_t part = 0;
-  if (take_prefix(rest, "-") && !take_number(rest, part)) return false;
-  return name == data_file(rank, part);
-}
-
 }  // namespace
 
 std::string version_directory(const VersionName& version) { return versioned("step-", version); }
@@ -69,8 +59,22 @@ std::optional<std::uint32_t> parse_attempt_file(std::string_view name) {
 
 std::string record_file(std::uint32_t rank) { return fmt::format("rank-{:05}.record", rank); }
 
+std::string local_name(std::uint32_t rank, std::string_view tensor) {
+  return fmt::format("rank-{:05}/{}", rank, tensor);
+}
+
+std::optional<std::uint32_t> rank_of_file(std::string_view name) {
+  std::string_view rest = name;
+  std::uint32_t rank = 0;
+  if (!take_prefix(rest, "rank-") || !take_number(rest, rank)) return std::nullopt;
+  std::uint32_t part = 0;
+  if (rest != ".record" && take_prefix(rest, "-") && !take_number(rest, part)) return std::nullopt;
+  const bool ours = rest == ".record" ? name == record_file(rank) : name == data_file(rank, part);
+  return ours ? std::optional(rank) : std::nullopt;
+}
+
 bool is_version_file(std::string_view name) {
-  if (name == kManifestName || name == kIndexName || is_rank_file(name)) return true;
+  if (name == kManifestName || name == kIndexName || rank_of_file(name)) return true;
   return name.starts_with(fmt::format(".{}.", kManifestName)) && name.ends_with(".tmp");  // see publish_exclusively()
 }
 

@@ -48,20 +48,25 @@ bool locks_unknown(const Error& error) {
 
 class VersionStore::Impl {
  public:
-  Impl(FileSystem& fs, const Clock& clock, std::string root, Log log)
+  Impl(FileSystem& fs, const Clock& clock, std::string root, Log log, Role role)
       : fs_(fs),
         clock_(clock),
         root_(std::move(root)),
         control_(fmt::format("{}/{}", root_, kControlDirectory)),
-        log_(std::move(log)) {}
+        log_(std::move(log)),
+        role_(role) {}
 
   [[nodiscard]] const std::string& root() const { return root_; }
   [[nodiscard]] Result<Catalog> scan() { return scan_catalog(fs_, root_); }
 
   Status open();
-  Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
+  Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
+                        std::vector<std::string> members);
+  Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
   Result<std::string> make_version(std::uint64_t step);
   Result<RecordReference> promise(const Record& record, const std::string& index_text);
+  Status write_index(const VersionName& version, const std::string& index_text);
+  Status discard(const VersionName& version, std::uint32_t rank);
   Result<Manifest> decide(Manifest manifest);
   Status remove(const VersionName& version);
   Status clean_up(const RetentionPolicy& policy);
@@ -75,7 +80,8 @@ class VersionStore::Impl {
   Status check_newest();
   Result<std::uint32_t> next_number();
   Result<Manifest> obey_existing(const VersionName& version);
-  Status remove_files(const std::string& directory);
+  Status take_lock();
+  Status remove_files(const std::string& directory, std::optional<std::uint32_t> of_rank = {});
   [[nodiscard]] std::vector<VersionName> removable(const Catalog& catalog, const RetentionPolicy& policy);
 
   // Constant after construction.
@@ -84,6 +90,7 @@ class VersionStore::Impl {
   const std::string root_;
   const std::string control_;
   const Log log_;
+  const Role role_;
 
   std::unique_ptr<FileLock> lock_;
   std::optional<Attempt> attempt_;    // claimed
@@ -93,11 +100,7 @@ class VersionStore::Impl {
   std::set<VersionName> left_alone_;  // mentioned once in the log, not again
 };
 
-Status VersionStore::Impl::open() {
-  if (root_.empty()) return fail(ErrorKind::kInvalidArgument, "the directory of checkpoints has an empty name");
-  SW_ASSIGN(const bool made_root, make_tier_directory(fs_, root_));
-  SW_TRY(make_tier_directory(fs_, control_));
-  SW_TRY(check_control_directory(fs_, root_));
+Status VersionStore::Impl::take_lock() {
   auto lock = fs_.try_lock(fmt::format("{}/{}", control_, kLockName));
   if (lock) {
     lock_ = std::move(*lock);
@@ -108,6 +111,15 @@ Status VersionStore::Impl::open() {
   } else {
     return fail(std::move(lock).error());
   }
+  return {};
+}
+
+Status VersionStore::Impl::open() {
+  if (root_.empty()) return fail(ErrorKind::kInvalidArgument, "the directory of checkpoints has an empty name");
+  SW_ASSIGN(const bool made_root, make_tier_directory(fs_, root_));
+  SW_TRY(make_tier_directory(fs_, control_));
+  SW_TRY(check_control_directory(fs_, root_));
+  if (role_ == Role::kLeader) SW_TRY(take_lock());
   // Names survive a power cut only when their directory was synced. Always, not just when they were made now: the run
   // that made them may have died before. Of a parent that we did not make we may not even be readers.
   SW_TRY(fs_.sync_directory(root_));
@@ -130,12 +142,14 @@ Result<std::uint32_t> VersionStore::Impl::next_number() {
   return newest + 1;
 }
 
-Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vector<VersionName> adopted) {
+Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vector<VersionName> adopted,
+                                          std::vector<std::string> members) {
+  if (members.empty()) members.push_back(random_id());
   Attempt attempt{.number = 0,
                   .run = random_id(),
                   .run_name = run_name,
-                  .world = 1,
-                  .members = {random_id()},
+                  .world = static_cast<std::uint32_t>(members.size()),
+                  .members = std::move(members),
                   .adopted = std::move(adopted),
                   .created_unix_ms = clock_.wall_unix_ms()};
   std::ranges::sort(attempt.adopted);
@@ -145,6 +159,19 @@ Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vect
         publish_exclusively(fs_, control_, attempt_file(attempt.number), serialize(attempt), attempt.run);
     if (published) break;
     if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
+  }
+  authority_ = attempt.number;
+  attempt_ = attempt;
+  return attempt;
+}
+
+Result<Attempt> VersionStore::Impl::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {
+  SW_ASSIGN(Attempt attempt, read_attempt(fs_, root_, number));
+  if (rank >= attempt.members.size() || attempt.members[rank] != id) {
+    return fail(
+        ErrorKind::kAborted,
+        fmt::format("attempt {} does not list this process as its rank {}; restart all ranks together", number, rank),
+        root_);
   }
   authority_ = attempt.number;
   attempt_ = attempt;
@@ -171,6 +198,10 @@ Status VersionStore::Impl::check_newest() {
 Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
   if (!attempt_) return fail(ErrorKind::kInternal, "a version was to be made before an attempt was claimed", root_);
   std::string path = path_of({step, attempt_->number});
+  if (attempt_->world > 1) {  // whichever rank comes first
+    SW_TRY(ensure_directory(fs_, path));
+    return path;
+  }
   if (Status made = fs_.make_directory(path); !made) {
     Error error = std::move(made).error();
     if (error.kind == ErrorKind::kAlreadyExists)
@@ -185,13 +216,19 @@ Result<RecordReference> VersionStore::Impl::promise(const Record& record, const 
   const std::string directory = path_of({record.identity.step, record.identity.attempt});
   const std::string text = serialize(record);
   RecordReference reference{record.identity.rank, record_file(record.identity.rank), digest128(text)};
-  SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, kIndexName), index_text));
+  if (!index_text.empty()) SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, kIndexName), index_text));
   SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, reference.file), text));
   // The files are durable, now their names are made so, then the name of their directory. open() did the parents of
   // that.
   SW_TRY(fs_.sync_directory(directory));
   SW_TRY(fs_.sync_directory(root_));
   return reference;
+}
+
+Status VersionStore::Impl::write_index(const VersionName& version, const std::string& index_text) {
+  SW_TRY(check_claimed(version.attempt));
+  SW_TRY(write_durably(fs_, fmt::format("{}/{}", path_of(version), kIndexName), index_text));
+  return fs_.sync_directory(path_of(version));
 }
 
 Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
@@ -255,10 +292,22 @@ Status VersionStore::Impl::remove(const VersionName& version) {
   return {};
 }
 
-Status VersionStore::Impl::remove_files(const std::string& directory) {
+Status VersionStore::Impl::discard(const VersionName& version, std::uint32_t rank) {
+  SW_TRY(check_newest());
+  const auto manifest = read_manifest(fs_, root_, version);
+  const bool undecided = !manifest && manifest.error().kind == ErrorKind::kNotFound;
+  if (!undecided && (!manifest || manifest->decision != Decision::kAbort)) return {};
+  const Status removed = remove_files(path_of(version), rank);
+  if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
+  return {};
+}
+
+// Of one rank only its own; else all that are ours.
+Status VersionStore::Impl::remove_files(const std::string& directory, std::optional<std::uint32_t> of_rank) {
   SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(directory));
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != FileType::kRegular || !is_version_file(entry.name)) continue;
+    if (of_rank && rank_of_file(entry.name) != of_rank) continue;
     const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, entry.name));
     if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return unlinked;
   }
@@ -269,6 +318,15 @@ std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, c
   std::vector<VersionInfo> counting = catalog.counting();
   const bool committed =
       std::ranges::any_of(counting, [&](const VersionInfo& version) { return version.attempt == authority_; });
+  // A rank votes for a step when it has done with the ones before: nobody writes below the newest commit of all ranks.
+  std::uint64_t settled_below = 0;
+  for (const VersionInfo& version : counting) {
+    if (version.attempt == authority_) settled_below = std::max(settled_below, version.step);
+  }
+  const bool alone = attempt_->world == 1;
+  const auto settled = [&](const VersionName& name) {
+    return name.attempt < authority_ || (!alone && name.step < settled_below);
+  };
   std::vector<VersionName> names;
   for (const CatalogEntry& entry : catalog.entries) {
     switch (entry.state) {
@@ -276,9 +334,12 @@ std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, c
       case VersionState::kSuperseded:
         if (committed && !entry.info.pinned) names.push_back(entry.name);
         break;
-      case VersionState::kAborted: names.push_back(entry.name); break;
+      case VersionState::kAborted:
+        if (alone || settled(entry.name)) names.push_back(entry.name);
+        break;
       case VersionState::kUndecided:
-        if (entry.name.attempt < authority_ && !left_alone_.contains(entry.name)) names.push_back(entry.name);
+        if (settled(entry.name) && !doubtful_.contains(entry.name) && !left_alone_.contains(entry.name))
+          names.push_back(entry.name);
         break;
       case VersionState::kUnreadable:
         if (left_alone_.insert(entry.name).second) {
@@ -332,22 +393,30 @@ Status VersionStore::Impl::pin(const VersionName& version) {
 VersionStore::VersionStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 VersionStore::~VersionStore() = default;
 
-Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root,
-                                                         Log log) {
-  auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log));
+Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root, Log log,
+                                                         Role role) {
+  auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log), role);
   SW_TRY(impl->open());
   return std::unique_ptr<VersionStore>(new VersionStore(std::move(impl)));
 }
 
 const std::string& VersionStore::root() const { return impl_->root(); }
 Result<Catalog> VersionStore::scan() { return impl_->scan(); }
-Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<VersionName> adopted) {
-  return impl_->claim(run_name, std::move(adopted));
+Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<VersionName> adopted,
+                                    std::vector<std::string> members) {
+  return impl_->claim(run_name, std::move(adopted), std::move(members));
+}
+Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {
+  return impl_->accept(number, rank, id);
 }
 Result<std::string> VersionStore::make_version(std::uint64_t step) { return impl_->make_version(step); }
 Result<RecordReference> VersionStore::promise(const Record& record, const std::string& index_text) {
   return impl_->promise(record, index_text);
 }
+Status VersionStore::write_index(const VersionName& version, const std::string& index_text) {
+  return impl_->write_index(version, index_text);
+}
+Status VersionStore::discard(const VersionName& version, std::uint32_t rank) { return impl_->discard(version, rank); }
 Result<Manifest> VersionStore::decide(Manifest manifest) { return impl_->decide(std::move(manifest)); }
 Status VersionStore::remove(const VersionName& version) { return impl_->remove(version); }
 Status VersionStore::clean_up(const RetentionPolicy& policy) { return impl_->clean_up(policy); }

@@ -30,10 +30,13 @@ struct RetentionPolicy {
 
 class VersionStore {
  public:
-  // Makes `root` (its parent must exist) and .slackwater, takes the lock. kBusy: another run holds it, with a hint;
-  // kPermission/kNotFound say which directory and what to do.
+  // Rank 0 leads: it takes the lock, claims attempts and deletes. The others write below an attempt that lists them.
+  enum class Role : std::uint8_t { kLeader, kMember };
+
+  // Makes `root` (its parent must exist) and .slackwater; the leader takes the lock. kBusy: another run holds it, with a
+  // hint; kPermission/kNotFound say which directory and what to do.
   [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root,
-                                                                  Log log);
+                                                                  Log log, Role role = Role::kLeader);
   ~VersionStore();
 
   [[nodiscard]] const std::string& root() const;
@@ -41,7 +44,11 @@ class VersionStore {
 
   // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again:
   // after a rollback the run goes on under a new attempt.
-  [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted);
+  // `members`: an id for each rank; none: one rank.
+  [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
+                                      std::vector<std::string> members = {});
+  // For the other ranks: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
+  [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
   // Makes the directory of a version of the claimed attempt. Path. The one call that may run beside others: it asks for no
   // more than the attempt, so it must only not run beside claim().
@@ -50,8 +57,10 @@ class VersionStore {
   // Data files are durable; now: index and record written and synced, version directory and every parent made are
   // synced.
   // Returns the record's digest: what the rank votes with.
-  // `index_text` comes from serialize_index(): the engine makes it while the bytes still move.
+  // `index_text` comes from serialize_index(): the engine makes it while the bytes still move. Of several ranks none
+  // writes it here (an empty text): the leader does, when it has everybody's part.
   [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::string& index_text);
+  [[nodiscard]] Status write_index(const VersionName& version, const std::string& index_text);
 
   // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk.
   // kInDoubt when the last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been
@@ -63,8 +72,13 @@ class VersionStore {
   // claim(): than the newest that open() found).
   [[nodiscard]] Status remove(const VersionName& version);
 
+  // Gives back the space of one rank's own files in a version of this attempt that was given up. Leaves them where a
+  // manifest says anything else than abort, or a newer attempt exists.
+  [[nodiscard]] Status discard(const VersionName& version, std::uint32_t rank);
+
   // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts. Before
-  // this attempt's first commit only the last two, so that debris cannot fill the disk for good. Never anything when
+  // this attempt's first commit only the last two, so that debris cannot fill the disk for good. What several ranks gave
+  // up goes with the next commit: only then is it certain that none of them still writes there. Never anything when
   // the newest commit is in doubt, never a pinned version, never one whose manifest cannot be read. The first error is
   // returned, the rest goes on.
   [[nodiscard]] Status clean_up(const RetentionPolicy& policy);

@@ -18,7 +18,7 @@ void Engine::Impl::commit_loop(std::stop_token stop) {
       if (!changed_.wait(lock, stop, front_arrived)) return;
       voyage = active_.front();
     }
-    finish(*voyage);
+    finish(*voyage, stop);
     voyage->snapshot->retire();
     {
       std::lock_guard lock(mutex_);
@@ -28,30 +28,31 @@ void Engine::Impl::commit_loop(std::stop_token stop) {
   }
 }
 
-void Engine::Impl::finish(Voyage& voyage) {
+void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
   Snapshot::Impl& snapshot = *voyage.snapshot;
   Status status;
   if (const auto error = snapshot.error()) {
     status = fail(*error);
   } else {
     try {
-      status = commit(voyage);
+      status = commit(voyage, stop);
     } catch (const std::exception& trouble) {
       status = fail(ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
     snapshot.conclude(status);
   }
+  if (!status && fleet_ && !voyage.voted) report_failure(voyage, status.error(), stop);
 
   if (status) {
-    tidy_up(snapshot);
+    if (!fleet_ || fleet_->leads()) tidy_up(snapshot);
   } else {
     Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());
     note_error(kept);
     // In doubt: the decision may be on disk, so nothing is taken away.
-    if (kept.kind != ErrorKind::kInDoubt) clear_away(voyage);
+    if (kept.kind != ErrorKind::kInDoubt) fleet_ ? discard_own_files(voyage) : clear_away(voyage);
   }
   std::lock_guard lock(mutex_);
   if (snapshot.failed()) {
@@ -65,10 +66,13 @@ void Engine::Impl::finish(Voyage& voyage) {
 }
 
 // docs/durability.md has this order with its reasons; the single files are in os/durable.hpp.
-Status Engine::Impl::commit(Voyage& voyage) {
+Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   Snapshot::Impl& snapshot = *voyage.snapshot;
   Record record{.run = voyage.attempt.run,
-                .identity = {.step = voyage.name.step, .attempt = voyage.name.attempt, .rank = 0, .world = 1},
+                .identity = {.step = voyage.name.step,
+                             .attempt = voyage.name.attempt,
+                             .rank = options_.rank,
+                             .world = options_.world},
                 .files = {}};
   for (std::size_t part = 0; part < voyage.written.size(); ++part) {
     WrittenStream& written = *voyage.written[part];
@@ -83,23 +87,39 @@ Status Engine::Impl::commit(Voyage& voyage) {
   RecordReference vote;
   {
     std::lock_guard lock(versions_mutex_);
-    SW_ASSIGN(vote, versions_->promise(record, voyage.index_text));
+    SW_ASSIGN(vote, versions_->promise(record, fleet_ ? std::string() : voyage.index_text));
   }
   snapshot.reach(Level::kDurable);
 
   if (const auto error = snapshot.begin_decision()) return fail(*error);
 
+  if (!fleet_) return decide_alone(voyage, vote);
+  return decide_together(voyage,
+                         Ballot{.records = {vote},
+                                .index_parts = {std::move(voyage.index_text)},
+                                .size_bytes = voyage.layout->size_bytes,
+                                .tensor_count = voyage.state.tensors.size(),
+                                .failures = {}},
+                         stop);
+}
+
+Manifest Engine::Impl::manifest_of(const Voyage& voyage, Decision decision) const {
+  return Manifest{.run = voyage.attempt.run,
+                  .step = voyage.name.step,
+                  .attempt = voyage.name.attempt,
+                  .world = options_.world,
+                  .decision = decision,
+                  .created_unix_ms = clock_->wall_unix_ms()};
+}
+
+Status Engine::Impl::decide_alone(const Voyage& voyage, const RecordReference& vote) {
+  Manifest manifest = manifest_of(voyage, Decision::kCommit);
+  manifest.records = {vote};
+  manifest.index_digest = digest128(voyage.index_text);
+  manifest.size_bytes = voyage.layout->size_bytes;
+  manifest.tensor_count = voyage.state.tensors.size();
   std::lock_guard lock(versions_mutex_);
-  SW_ASSIGN(const Manifest decided, versions_->decide(Manifest{.run = voyage.attempt.run,
-                                                               .step = voyage.name.step,
-                                                               .attempt = voyage.name.attempt,
-                                                               .world = 1,
-                                                               .decision = Decision::kCommit,
-                                                               .records = {vote},
-                                                               .index_digest = digest128(voyage.index_text),
-                                                               .size_bytes = voyage.layout->size_bytes,
-                                                               .tensor_count = voyage.state.tensors.size(),
-                                                               .created_unix_ms = clock_->wall_unix_ms()}));
+  SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort) {
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason),
                 voyage.directory);

@@ -17,6 +17,15 @@ Status check_options(const Options& options) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("pool is {}, and must hold at least two slabs ({})", format_bytes(options.pool_bytes),
                             format_bytes(2 * options.slab_bytes)));
+  if (options.world == 0 || options.world > kMaxWorld)
+    return fail(ErrorKind::kInvalidArgument, fmt::format("world must be from 1 to {}", kMaxWorld));
+  if (options.rank >= options.world)
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("rank is {}, and must be below world ({})", options.rank, options.world));
+  if (options.fan_in == 0) return fail(ErrorKind::kInvalidArgument, "fan_in must be 1 or more");
+  if (options.world > 1 && options.on_busy == OnBusy::kSkip)
+    return fail(ErrorKind::kUnsupported,
+                "on_busy=skip is not there yet for several ranks, because each would skip other steps; use wait");
   return {};
 }
 
@@ -28,7 +37,8 @@ Result<Engine> open_engine(Options options, EngineParts parts) {
   if (!parts.fs) parts.fs = make_posix_file_system();
   if (!parts.clock) parts.clock = std::make_unique<SystemClock>();
   const Log log(options.log);
-  SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log));
+  const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
+  SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role));
   SW_ASSIGN(Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
   auto impl = std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),

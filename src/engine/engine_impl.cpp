@@ -46,6 +46,13 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       clock_(std::move(parts.clock)),
       devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
+      coordinator_(options_.world > 1 ? std::make_unique<DirectoryCoordinator>(*fs_, *clock_, options_.path) : nullptr),
+      fleet_(coordinator_ ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
+                                                                 .world = options_.world,
+                                                                 .fan_in = options_.fan_in,
+                                                                 .timeout = options_.commit_timeout},
+                                                    *coordinator_, *fs_, *clock_)
+                          : nullptr),
       versions_(std::move(versions)),
       counting_(catalog.counting()),
       fork_guard_([facts = facts_.get()] { facts->disowned.store(true, std::memory_order_release); }) {
@@ -182,11 +189,23 @@ bool Engine::Impl::wait_for_room(Lock& lock) {
 
 std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Impl::Spec& spec, Error error) {
   auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
-  note_error(error);
-  log_.error("{}", error.to_string());
-  snapshot->fail(std::move(error));
+  snapshot->fail(error);
   snapshot->release_sources();
   snapshot->finish_save();
+  if (fleet_) {
+    // The other ranks wait for this step: the commit thread tells them, and keeps the error as of any other.
+    auto voyage = std::make_shared<Voyage>();
+    voyage->snapshot = snapshot;
+    voyage->arrived = true;
+    std::lock_guard lock(mutex_);
+    if (start_threads()) {
+      active_.push_back(std::move(voyage));
+      changed_.notify_all();
+      return snapshot;
+    }
+  }
+  note_error(error);
+  log_.error("{}", error.to_string());
   std::lock_guard lock(mutex_);
   ++stats_.snapshots_failed;
   return snapshot;
@@ -223,7 +242,7 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
     }
     Status status;
     try {
-      status = plan(voyage);
+      status = plan(voyage, stop);
     } catch (const std::exception& trouble) {  // no memory, no more threads: this snapshot is lost, training is not
       status = fail(ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be planned: {}", voyage->snapshot->step(), trouble.what()));
@@ -237,15 +256,17 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
   }
 }
 
-Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
+Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop_token& stop) {
   const std::uint64_t step = voyage->snapshot->step();
-  SW_ASSIGN(voyage->attempt, ensure_attempt());
+  SW_ASSIGN(voyage->attempt, ensure_attempt(stop));
   voyage->name = {step, voyage->attempt.number};
   // Without versions_mutex_: the commit thread may hold it over syncs and deletions of an earlier step, and the copies
   // of this one must not wait for that. make_version() asks for no more than the attempt, which only this thread claims.
   SW_ASSIGN(voyage->directory, versions_->make_version(step));
-  SW_ASSIGN(SnapshotLayout layout,
-            plan_layout(voyage->state, {.step = step, .attempt = voyage->attempt.number, .rank = 0, .world = 1}));
+  SW_ASSIGN(
+      SnapshotLayout layout,
+      plan_layout(voyage->state,
+                  {.step = step, .attempt = voyage->attempt.number, .rank = options_.rank, .world = options_.world}));
   voyage->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   voyage->snapshot->set_total(voyage->layout->size_bytes);
   SW_TRY(ensure_pipeline(*voyage->layout));
@@ -258,7 +279,8 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
   }
   // While the bytes move: the index follows from the layout alone.
   try {
-    voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout));
+    const auto rank = fleet_ ? std::optional(options_.rank) : std::nullopt;
+    voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout, rank));
   } catch (const std::exception& trouble) {  // copies are under way: it ends as any other that failed
     const Error error{.kind = ErrorKind::kOutOfMemory,
                       .message = fmt::format("step {} could not be indexed: {}", step, trouble.what()),
@@ -270,15 +292,33 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage) {
   return {};
 }
 
-Result<Attempt> Engine::Impl::ensure_attempt() {
+Result<Attempt> Engine::Impl::ensure_attempt(const std::stop_token& stop) {
   std::vector<VersionName> adopted;
+  std::uint64_t epoch = 0;
   {
     std::lock_guard lock(mutex_);
     if (attempt_) return *attempt_;
     adopted = to_adopt_;
+    epoch = epoch_;
   }
-  std::lock_guard versions_lock(versions_mutex_);
-  SW_ASSIGN(Attempt attempt, versions_->claim(options_.run_name, std::move(adopted)));
+  std::vector<std::string> members;
+  std::uint32_t announced = 0;
+  if (fleet_) {
+    SW_ASSIGN(members, fleet_->gather(stop));
+    if (!fleet_->leads()) {
+      SW_ASSIGN(announced, fleet_->await_attempt(epoch, stop));
+    }
+  }
+  Attempt attempt;
+  {
+    std::lock_guard versions_lock(versions_mutex_);
+    if (!fleet_ || fleet_->leads()) {
+      SW_ASSIGN(attempt, versions_->claim(options_.run_name, std::move(adopted), std::move(members)));
+    } else {
+      SW_ASSIGN(attempt, versions_->accept(announced, options_.rank, fleet_->id()));
+    }
+  }
+  if (fleet_ && fleet_->leads()) SW_TRY(fleet_->announce_attempt(epoch, attempt));
   std::lock_guard lock(mutex_);
   attempt_ = attempt;
   to_adopt_.clear();

@@ -17,6 +17,8 @@
 
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
+#include "commit/directory_coordinator.hpp"
+#include "commit/fleet.hpp"
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"
 #include "engine/pipeline.hpp"
@@ -71,16 +73,25 @@ class Engine::Impl {
   void note_error(const Error& error);
 
   void plan_loop(std::stop_token stop);
-  [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage);
+  [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage, const std::stop_token& stop);
   [[nodiscard]] Status ensure_pipeline(const SnapshotLayout& layout);
   [[nodiscard]] Status make_pipeline(std::uint64_t slabs);
-  [[nodiscard]] Result<Attempt> ensure_attempt();
+  [[nodiscard]] Result<Attempt> ensure_attempt(const std::stop_token& stop);
   void give_up(const std::shared_ptr<Voyage>& voyage, const Error& error);
   void arrive(Voyage& voyage);
 
   void commit_loop(std::stop_token stop);
-  void finish(Voyage& voyage);  // commits or clears away one voyage that arrived
-  [[nodiscard]] Status commit(Voyage& voyage);
+  void finish(Voyage& voyage, const std::stop_token& stop);  // commits or clears away one voyage that arrived
+  [[nodiscard]] Status commit(Voyage& voyage, const std::stop_token& stop);
+  [[nodiscard]] Manifest manifest_of(const Voyage& voyage, Decision decision) const;
+  [[nodiscard]] Status decide_alone(const Voyage& voyage, const RecordReference& vote);
+  // Of several ranks (commit_ranks.cpp).
+  [[nodiscard]] Status decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop);
+  [[nodiscard]] Status decide_for_all(const Voyage& voyage, const Result<Ballot>& ballots);
+  [[nodiscard]] Status publish_commit(const Voyage& voyage, const Ballot& ballots);
+  [[nodiscard]] Status learn_outcome(const Voyage& voyage, const std::stop_token& stop);
+  void report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop);
+  void discard_own_files(const Voyage& voyage);
   void tidy_up(const Snapshot::Impl& snapshot);
   void clear_away(const Voyage& voyage);
   void refresh_catalog();  // needs versions_mutex_
@@ -90,6 +101,15 @@ class Engine::Impl {
   [[nodiscard]] Status wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after);
   [[nodiscard]] Pool* idle_pool();  // null: there is none yet, or no slab of it is free
   void use_restored(const VersionInfo& version, const Catalog& catalog);
+  // What trying one version after another has done to the caller's tensors so far.
+  struct Placing {
+    bool began = false;
+    std::set<std::string> placed;  // by attempts that failed: each must be overwritten by the one that succeeds
+    std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
+  };
+  [[nodiscard]] Status place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
+                                     Placing& placing);
+  [[nodiscard]] Result<std::optional<Restored>> restore_together(const RestoreOptions& options, const Plan& plan);
   [[nodiscard]] Status wait_idle(Level level, std::optional<std::chrono::milliseconds> timeout);
   void shut_down(bool in_time);
   [[nodiscard]] bool shut_down_within(std::chrono::milliseconds grace);
@@ -101,6 +121,8 @@ class Engine::Impl {
   const std::unique_ptr<Clock> clock_;
   Devices devices_;  // thread-safe; outlives the pipeline
   const std::shared_ptr<SharedFacts> facts_;
+  const std::unique_ptr<Coordinator> coordinator_;  // null, as the fleet, where this rank is the only one
+  const std::unique_ptr<Fleet> fleet_;
 
   // The version store takes one caller at a time. Taken before mutex_, never after.
   std::mutex versions_mutex_;
@@ -115,6 +137,8 @@ class Engine::Impl {
   std::optional<std::uint64_t> last_step_;      // saved or restored by this engine
   std::optional<Attempt> attempt_;
   std::vector<VersionName> to_adopt_;
+  std::uint64_t epoch_ = 0;     // restores that chose a version: each goes on under another attempt
+  std::uint64_t restores_ = 0;  // calls of restore(); of the trainer's thread
   std::set<std::string, std::less<>> known_torn_;
   std::optional<Error> first_error_;  // not yet reported by wait() or close()
   EngineStats stats_;

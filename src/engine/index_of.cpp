@@ -1,15 +1,18 @@
 #include "engine/index_of.hpp"
 
+#include "commit/names.hpp"
+
 namespace slackwater {
 
-std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layout) {
+std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layout, std::optional<std::uint32_t> rank) {
+  const auto name_of = [&](const Tensor& tensor) { return rank ? local_name(*rank, tensor.name) : tensor.name; };
   std::vector<IndexEntry> entries;
   entries.reserve(state.tensors.size());
   for (const StreamLayout& part : layout.parts) {
     for (const Extent& extent : part.extents()) {
       if (extent.tensor == kTreeSource) continue;
       const Tensor& tensor = state.tensors[extent.tensor];
-      entries.push_back(IndexEntry{.name = tensor.name,
+      entries.push_back(IndexEntry{.name = name_of(tensor),
                                    .dtype = tensor.dtype,
                                    .shape = tensor.shape,
                                    .alias_of = {},
@@ -22,10 +25,10 @@ std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layou
   }
   for (const auto& [alias, stored] : layout.aliases) {
     const Tensor& tensor = state.tensors[alias];
-    entries.push_back(IndexEntry{.name = tensor.name,
+    entries.push_back(IndexEntry{.name = name_of(tensor),
                                  .dtype = tensor.dtype,
                                  .shape = tensor.shape,
-                                 .alias_of = state.tensors[stored].name,
+                                 .alias_of = name_of(state.tensors[stored]),
                                  .shards = {}});
   }
   return entries;

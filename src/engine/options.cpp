@@ -115,12 +115,36 @@ Status set_direct_io(Options& options, std::string_view text) {
   return {};
 }
 
-Status set_stall_timeout(Options& options, std::string_view text) {
+Result<std::chrono::milliseconds> parse_timeout(std::string_view text) {
   double seconds = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (code != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e6)
     return fail(ErrorKind::kInvalidArgument, "takes seconds above 0, such as 60 or 0.5");
-  options.stall_timeout = std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+}
+
+Status set_stall_timeout(Options& options, std::string_view text) {
+  SW_ASSIGN(options.stall_timeout, parse_timeout(text));
+  return {};
+}
+
+Status set_commit_timeout(Options& options, std::string_view text) {
+  SW_ASSIGN(options.commit_timeout, parse_timeout(text));
+  return {};
+}
+
+Status set_rank(Options& options, std::string_view text) {
+  SW_ASSIGN(options.rank, parse_small_count(text, 0, kMaxWorld - 1));
+  return {};
+}
+
+Status set_world(Options& options, std::string_view text) {
+  SW_ASSIGN(options.world, parse_small_count(text, 1, kMaxWorld));
+  return {};
+}
+
+Status set_fan_in(Options& options, std::string_view text) {
+  SW_ASSIGN(options.fan_in, parse_small_count(text, 1, kMaxWorld));
   return {};
 }
 
@@ -177,6 +201,12 @@ constexpr std::array kRows{
     Row{{"cuda_driver", "text", "libcuda.so.1", "",
          "The CUDA driver's library, by name or path; it is loaded when the first CUDA tensor is seen."},
         set_cuda_driver},
+    Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."}, set_rank},
+    Row{{"world", "count", "1", "", "How many processes save together, each its own part, as one version."}, set_world},
+    Row{{"commit_timeout", "seconds", "60", "",
+         "How long ranks wait for each other; a step that one of them does not finish in time is given up by all."},
+        set_commit_timeout},
+    Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports to rank 0 as one."}, set_fan_in},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

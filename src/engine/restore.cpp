@@ -5,6 +5,7 @@
 
 #include "base/result.hpp"
 #include "engine/engine_impl.hpp"
+#include "engine/restorable.hpp"
 #include "restore/checkpoint_reader.hpp"
 
 namespace slackwater {
@@ -13,13 +14,6 @@ namespace {
 // Reads in flight hide the latency of storage. Memory that is there already may be used more freely.
 constexpr std::uint64_t kRestoreBufferBytes = 48u << 20;
 constexpr std::uint64_t kRestoreFromPoolBytes = 128u << 20;
-constexpr const char* kUndefined = "; the state was partly overwritten and is undefined";
-
-// Damage that another version may not have; everything else is the caller's business.
-bool is_damage(const Error& error) {
-  return error.kind == ErrorKind::kCorrupt || error.kind == ErrorKind::kIo || error.kind == ErrorKind::kNotFound;
-}
-
 // A name in `placed` that `targets` would leave as it is.
 std::optional<std::string> not_covered(std::set<std::string> placed, const std::vector<Target>& targets) {
   for (const Target& target : targets) placed.erase(target.name);
@@ -32,31 +26,19 @@ bool is_refusal(const Error& error) {
          error.kind == ErrorKind::kUnsupported;
 }
 
-std::string listed(const std::vector<VersionInfo>& versions) {
-  std::string text;
-  for (const VersionInfo& version : versions) text += fmt::format("{}{}", text.empty() ? "" : ", ", version.step);
-  return text.empty() ? "none" : text;
-}
-
 }  // namespace
 
 Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& options, const Plan& plan) {
   SW_TRY(usable());
   SW_TRY(wait_idle(Level::kCommitted, {}));
+  if (fleet_) return restore_together(options, plan);
   Catalog catalog;
   {
     std::lock_guard lock(versions_mutex_);
     SW_ASSIGN(catalog, versions_->scan());
   }
 
-  // Newest first; an unreadable manifest is a damaged version, unless a newer program wrote it.
-  std::vector<CatalogEntry> candidates;
-  for (const CatalogEntry& entry : catalog.entries) {
-    const bool damaged = entry.state == VersionState::kUnreadable && entry.current;
-    if (entry.state != VersionState::kCounts && !damaged) continue;
-    if (options.step && entry.name.step != *options.step) continue;
-    candidates.push_back(entry);
-  }
+  std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
   std::ranges::reverse(candidates);
   if (candidates.empty()) {
     if (!options.step) return std::optional<Restored>();
@@ -67,55 +49,21 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
   }
 
   Restored restored;
-  bool placing_began = false;
-  std::set<std::string> placed;  // by attempts that failed: each must be overwritten by the one that succeeds
+  Placing placing;
   for (const CatalogEntry& entry : candidates) {
-    std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
-    const auto attempt_one = [&]() -> Status {
-      if (entry.error) return fail(*entry.error);
-      const ReaderParts parts{.fs = fs_.get(), .pool = idle_pool(), .devices = &devices_};
-      const ReadOptions read_options{
-          .buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
-          .io_backend = options_.io_backend,
-          .direct_io = options_.direct_io,
-          .log = options_.log};
-      SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
-      auto targets = plan(checkpoint);
-      if (!targets) {
-        refusal = targets.error();
-        return fail(targets.error());
-      }
-      if (const auto left = not_covered(placed, *targets)) {
-        refusal = Error{.kind = ErrorKind::kCorrupt,
-                        .message = fmt::format(
-                            "a damaged version was partly placed, and step {} does not have tensor '{}' to replace it",
-                            entry.name.step, *left),
-                        .path = options_.path};
-        return fail(*refusal);
-      }
-      if (auto ready = wait_for_targets(*targets, options.after); !ready) {
-        refusal = ready.error();
-        return ready;
-      }
-      auto read = checkpoint.read(*targets);
-      if (!read && is_refusal(read.error())) return read;  // targets are checked before a byte moves
-      placing_began = true;
-      for (const Target& target : *targets) placed.insert(target.name);
-      return read;
-    };
-    auto status = attempt_one();
+    auto status = place_version(entry, options, plan, placing);
     if (status) {
       restored.version = entry.info;
       use_restored(entry.info, catalog);
       return std::optional<Restored>(std::move(restored));
     }
-    if (refusal) {
-      if (placing_began) refusal->message += kUndefined;
-      return fail(*refusal);
+    if (placing.refusal) {
+      if (placing.began) placing.refusal->message += kUndefinedState;
+      return fail(*placing.refusal);
     }
     if (!is_damage(status.error()) || options_.on_damage == OnDamage::kRaise || options.step) {
       Error error = status.error();
-      if (placing_began) error.message += kUndefined;
+      if (placing.began) error.message += kUndefinedState;
       return fail(std::move(error));
     }
     log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
@@ -125,7 +73,50 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
   std::string all;
   for (const std::string& damage : restored.damaged) all += "\n  " + damage;
   return fail(ErrorKind::kCorrupt,
-              fmt::format("no checkpoint could be restored{}:{}", placing_began ? kUndefined : "", all), options_.path);
+              fmt::format("no checkpoint could be restored{}:{}", placing.began ? kUndefinedState : "", all),
+              options_.path);
+}
+
+// Opens one version, asks where its tensors go, and puts them there.
+Status Engine::Impl::place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
+                                   Placing& placing) {
+  const auto refuse = [&](Error error) {
+    placing.refusal = error;
+    return fail(std::move(error));
+  };
+  if (entry.error) return fail(*entry.error);
+  if (entry.info.world != options_.world) {
+    return refuse(
+        {ErrorKind::kMismatch,
+         fmt::format("step {} was saved by {} ranks, this run has {}; restore it with {}, tensors of one rank "
+                     "cannot be spread over others yet",
+                     entry.name.step, entry.info.world, options_.world, entry.info.world),
+         options_.path});
+  }
+  const ReaderParts parts{.fs = fs_.get(),
+                          .pool = idle_pool(),
+                          .devices = &devices_,
+                          .rank = fleet_ ? std::optional(options_.rank) : std::nullopt};
+  const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
+                                 .io_backend = options_.io_backend,
+                                 .direct_io = options_.direct_io,
+                                 .log = options_.log};
+  SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
+  auto targets = plan(checkpoint);
+  if (!targets) return refuse(std::move(targets).error());
+  if (const auto left = not_covered(placing.placed, *targets)) {
+    return refuse(
+        {ErrorKind::kCorrupt,
+         fmt::format("a damaged version was partly placed, and step {} does not have tensor '{}' to replace it",
+                     entry.name.step, *left),
+         options_.path});
+  }
+  if (auto ready = wait_for_targets(*targets, options.after); !ready) return refuse(std::move(ready).error());
+  auto read = checkpoint.read(*targets);
+  if (!read && is_refusal(read.error())) return read;  // targets are checked before a byte moves
+  placing.began = true;
+  for (const Target& target : *targets) placing.placed.insert(target.name);
+  return read;
 }
 
 // What the trainer has queued may still write to the targets, or read their old values.
@@ -157,6 +148,7 @@ void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catal
     if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});
   }
   last_step_ = version.step;
+  ++epoch_;
 }
 
 Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
@@ -179,6 +171,8 @@ Status Engine::Impl::pin(std::uint64_t step) {
 
 Status Engine::Impl::remove(std::uint64_t step) {
   SW_TRY(usable());
+  if (fleet_ && !fleet_->leads())
+    return fail(ErrorKind::kInvalidArgument, "only rank 0 may delete a checkpoint", options_.path);
   SW_ASSIGN(const VersionName name, find_version(step));
   std::lock_guard lock(versions_mutex_);
   SW_TRY(versions_->remove(name));

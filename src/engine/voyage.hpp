@@ -35,6 +35,8 @@ struct Voyage {
   std::vector<StreamWriter::StreamId> streams;  // by part
   std::string index_text;
 
+  bool voted = false;  // of the commit thread: the other ranks have this one's ballot
+
   std::mutex mutex;             // guards what follows
   bool launched = false;        // handed to the pipeline
   bool given_up = false;        // cancelled before that

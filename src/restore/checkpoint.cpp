@@ -130,7 +130,7 @@ Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& roo
   impl->options = options;
   impl->version = version;
   const VersionName name{version.step, version.attempt};
-  auto contents = load_version(*parts.fs, root, name);
+  auto contents = load_version(*parts.fs, root, name, parts.rank);
   if (!contents) return fail(damaged_or_removed(*parts.fs, root, name, std::move(contents).error()));
   impl->contents = std::move(*contents);
   return Checkpoint(std::move(impl));

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "commit/catalog.hpp"
@@ -17,6 +18,8 @@ struct ReaderParts {
   FileSystem* fs = nullptr;    // outlives the Checkpoint
   Pool* pool = nullptr;        // outlives it too; null: the checkpoint makes its own at the first read
   Devices* devices = nullptr;  // outlives it too; null: only targets in host memory
+  // Only this rank's files, its tensors under their own names. nullopt: all ranks' (see load_version()).
+  std::optional<std::uint32_t> rank = {};
 };
 
 // Reads and cross-checks manifest, records and headers (step, attempt, rank, world, sizes on disk, digest of each header block).

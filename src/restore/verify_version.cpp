@@ -104,6 +104,12 @@ std::string reason(const Error& error) {
   return bare.to_string();
 }
 
+// Of several ranks each may have a tensor of the same name.
+void call_as_indexed(std::vector<TensorInfo>& tensors, const StreamIdentity& identity) {
+  if (identity.world == 1) return;
+  for (TensorInfo& tensor : tensors) tensor.name = local_name(identity.rank, tensor.name);
+}
+
 void Verifier::add(std::string file, std::uint64_t offset, std::uint64_t size_bytes, std::vector<std::string> tensors,
                    std::string what) {
   report_.damages.push_back({std::move(file), offset, size_bytes, std::move(tensors), std::move(what)});
@@ -242,8 +248,9 @@ void Verifier::look_at_headers(const std::vector<BadRange>& bad) {
       item_names_.push_back(name);
     };
     const FileRecord promised{file.name, file.data.size_bytes, 0, file.data.block_digests};
-    if (const auto header = load_header(fs_, file.data.path, promised, file.identity)) {
+    if (auto header = load_header(fs_, file.data.path, promised, file.identity)) {
       file.header_end = header->data_offset;
+      call_as_indexed(header->tensors, file.identity);
       for (const TensorInfo& tensor : header->tensors) take(tensor.name, tensor.offset, tensor.size_bytes);
       compare_with_index(file.name, header->tensors);
       continue;

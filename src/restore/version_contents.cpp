@@ -83,7 +83,7 @@ Result<std::string> load_tree(FileSystem& fs, const std::string& path, const Fil
 }
 
 Status add_file(FileSystem& fs, const std::string& directory, const Record& record, FileRecord promised,
-                VersionContents& contents) {
+                bool local_names, VersionContents& contents) {
   std::string path = directory + "/" + promised.name;
   auto header = load_header(fs, path, promised, record.identity);
   if (!header) return fail(as_damage(std::move(header).error()));
@@ -97,6 +97,10 @@ Status add_file(FileSystem& fs, const std::string& directory, const Record& reco
       continue;
     }
     tensor.file = index;
+    if (local_names) {
+      tensor.name = local_name(record.identity.rank, tensor.name);
+      if (!tensor.alias_of.empty()) tensor.alias_of = local_name(record.identity.rank, tensor.alias_of);
+    }
     contents.tensors.push_back(std::move(tensor));
   }
   if (contents.tree.empty()) contents.tree = std::move(header->tree);
@@ -150,7 +154,8 @@ Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const 
   return header;
 }
 
-Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version) {
+Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
+                                     std::optional<std::uint32_t> rank) {
   const std::string directory = root + "/" + version_directory(version);
   VersionContents contents;
   SW_ASSIGN(contents.manifest, read_manifest(fs, root, version));
@@ -160,14 +165,16 @@ Result<VersionContents> load_version(FileSystem& fs, const std::string& root, co
                 directory);
 
   std::uint64_t total_bytes = 0;
+  const bool local_names = manifest.world > 1 && !rank;
   for (const RecordReference& reference : manifest.records) {
+    if (rank && reference.rank != *rank) continue;
     SW_ASSIGN(Record record, load_record(fs, directory, manifest, reference));
     for (FileRecord& file : record.files) {
       total_bytes += file.size_bytes;
-      SW_TRY(add_file(fs, directory, record, std::move(file), contents));
+      SW_TRY(add_file(fs, directory, record, std::move(file), local_names, contents));
     }
   }
-  if (total_bytes != manifest.size_bytes)
+  if (!rank && total_bytes != manifest.size_bytes)
     return fail(ErrorKind::kCorrupt,
                 fmt::format("the records promise {} bytes, the manifest {}", total_bytes, manifest.size_bytes),
                 directory + "/" + kManifestName);

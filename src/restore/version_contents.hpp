@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,10 @@ struct VersionContents {
 };
 
 // Everything, strictly: the first thing that does not agree is the error. A missing file is kCorrupt: the manifest promised it.
-[[nodiscard]] Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version);
+// `rank`: only that rank's part, its tensors under their own names. Without, in a version of several ranks, each tensor is called as the
+// index calls it (local_name()), and tree and metadata are those of the lowest rank that has them.
+[[nodiscard]] Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
+                                                   std::optional<std::uint32_t> rank = {});
 
 // One record: digest of its exact bytes against the manifest, then parsed, then step, attempt, rank, world and run compared.
 [[nodiscard]] Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,

@@ -1,26 +1,17 @@
 // SIGKILL at random moments: the next start never goes back behind a step that was reported committed, and never reads
 // a wrong byte.
-#include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <optional>
 #include <random>
-#include <sstream>
-#include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "base/unique_fd.hpp"
+#include "kill/trainer_process.hpp"
 #include "support/effort.hpp"
 #include "support/temp_dir.hpp"
 
@@ -31,78 +22,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kWrongBytes = 3;  // exit code of the trainer
 constexpr std::chrono::minutes kPatience{2};
-
-// The trainer in a process of its own, its words on a pipe. Killed, if it still runs, when this ends.
-class Trainer {
- public:
-  Trainer(const std::string& directory, std::uint64_t size_mib, std::uint64_t steps, const char* when = "committed") {
-    int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("cannot make a pipe");
-    out_ = UniqueFd(ends[0]);
-    const UniqueFd theirs(ends[1]);
-    const std::string size = std::to_string(size_mib);
-    const std::string count = std::to_string(steps);
-    process_ = ::fork();
-    if (process_ < 0) throw std::runtime_error("cannot fork");
-    if (process_ == 0) {
-      ::dup2(theirs.get(), STDOUT_FILENO);
-      ::execl(KILL_TRAINER, KILL_TRAINER, directory.c_str(), size.c_str(), count.c_str(), when, nullptr);
-      ::_exit(127);
-    }
-  }
-  ~Trainer() {
-    if (process_ > 0) static_cast<void>(end());
-  }
-  Trainer(const Trainer&) = delete;
-  Trainer& operator=(const Trainer&) = delete;
-
-  // Reads what it says: until then, until it has said the word, or until it ends.
-  void listen(Clock::time_point deadline, std::string_view word = {}) {
-    while (word.empty() || said_.find(word) == std::string::npos) {
-      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now()).count();
-      if (left <= 0) return;
-      pollfd ready{.fd = out_.get(), .events = POLLIN, .revents = 0};
-      const timespec timeout{.tv_sec = left / 1'000'000, .tv_nsec = left % 1'000'000 * 1000};
-      if (::ppoll(&ready, 1, &timeout, nullptr) > 0 && !read_some()) return;
-    }
-  }
-  // Kills it, reads the rest, and tells how it ended: the exit code, or 128 + the signal.
-  [[nodiscard]] int end() {
-    ::kill(process_, SIGKILL);
-    while (read_some()) {
-    }
-    int status = 0;
-    while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-    }
-    process_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
-  // The number behind the last whole line that begins with the word.
-  [[nodiscard]] std::optional<std::uint64_t> last(const std::string& word) const {
-    std::optional<std::uint64_t> number;
-    std::istringstream lines(said_.substr(0, said_.rfind('\n') + 1));
-    for (std::string first; lines >> first;) {
-      std::uint64_t value = 0;
-      lines >> value;
-      if (first == word) number = value;
-    }
-    return number;
-  }
-
- private:
-  bool read_some() {
-    char buffer[4096];
-    const ssize_t count = ::read(out_.get(), buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) return true;
-    if (count <= 0) return false;
-    said_.append(buffer, static_cast<std::size_t>(count));
-    return true;
-  }
-
-  UniqueFd out_;
-  pid_t process_ = -1;
-  std::string said_;
-};
 
 struct KillTally {
   std::uint64_t killed = 0;

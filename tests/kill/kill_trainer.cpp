@@ -1,7 +1,7 @@
 // A trainer without a framework, to be killed at any moment: its state is a function of the step, it checkpoints every
 // step and says on stdout what it was told is committed.
 //
-//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured
+//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD]
 //
 // "captured" reports steps as soon as save() returns: a lie that the harness must see through.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
@@ -42,8 +42,16 @@ int complain(int code, const std::string& what) {
   return code;
 }
 
+// What the state of a step is a function of: something else on each rank.
+struct Numbers {
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  [[nodiscard]] std::uint64_t of(std::uint64_t step) const { return step * world + rank; }
+};
+
 // As a training loop would: a little of the state at a time, so that a kill meets it anywhere.
-int train(Engine& engine, PatternState& state, std::uint64_t step, std::uint64_t last, bool report_early) {
+int train(Engine& engine, PatternState& state, const Numbers& numbers, std::uint64_t step, std::uint64_t last,
+          bool report_early) {
   std::deque<Snapshot> under_way;
   const auto report = [&](bool all) -> bool {
     while (!under_way.empty()) {
@@ -60,7 +68,7 @@ int train(Engine& engine, PatternState& state, std::uint64_t step, std::uint64_t
   };
   for (++step; step <= last; ++step) {
     if (const auto fenced = engine.fence(); !fenced) return complain(kFailed, fenced.error().to_string());
-    state.fill(step);
+    state.fill(numbers.of(step));
     auto saved = engine.save(step, state.state());
     if (!saved) return complain(kFailed, saved.error().to_string());
     under_way.push_back(std::move(**saved));
@@ -73,7 +81,8 @@ int train(Engine& engine, PatternState& state, std::uint64_t step, std::uint64_t
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) return complain(kUsage, "usage: kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured");
+  if (argc != 5 && argc != 7)
+    return complain(kUsage, "usage: kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD]");
   const std::uint64_t size_bytes = std::strtoull(argv[2], nullptr, 10) << 20;
   const std::uint64_t steps = std::strtoull(argv[3], nullptr, 10);
   PatternState state({{"embedding", size_bytes / 2 + 13},
@@ -85,6 +94,12 @@ int main(int argc, char** argv) {
   options.path = argv[1];
   options.slab_bytes = 1u << 20;
   options.pool_bytes = 4u << 20;
+  if (argc == 7) {
+    options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
+    options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));
+    options.fan_in = 2;
+  }
+  const Numbers numbers{options.rank, options.world};
   auto engine = Engine::open(options);
   if (!engine) return complain(kFailed, engine.error().to_string());
   const auto restored = engine->restore({}, state.plan());
@@ -93,12 +108,13 @@ int main(int argc, char** argv) {
   if (*restored) {
     step = (*restored)->version.step;
     if (!(*restored)->damaged.empty()) return complain(kWrongBytes, (*restored)->damaged[0]);
-    if (state.number() != step) return complain(kWrongBytes, fmt::format("step {} holds {}", step, state.number()));
+    if (state.number() != numbers.of(step))
+      return complain(kWrongBytes, fmt::format("step {} holds {}", step, state.number()));
     if (const auto difference = state.difference()) return complain(kWrongBytes, *difference);
   }
   say(fmt::format("restored {}", step));
   const bool report_early = std::string_view(argv[4]) == "captured";
-  if (const int failed = train(*engine, state, step, step + steps, report_early); failed != 0) return failed;
+  if (const int failed = train(*engine, state, numbers, step, step + steps, report_early); failed != 0) return failed;
   if (const auto closed = engine->close(); !closed) return complain(kFailed, closed.error().to_string());
   say(fmt::format("done {}", step + steps));
   return 0;

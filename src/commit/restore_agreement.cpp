@@ -1,0 +1,228 @@
+#include "commit/restore_agreement.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "commit/fields.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr const char* kOffers = "restore-offers";
+constexpr const char* kChoices = "restore-choices";
+constexpr const char* kVerdicts = "restore-verdicts";
+
+Json error_json(const Error& error) {
+  return {{"kind", static_cast<unsigned>(error.kind)}, {"message", error.message}, {"path", error.path}};
+}
+
+Result<Error> parse_error(const Json& json, const std::string& where) {
+  Error error;
+  SW_ASSIGN(const std::uint32_t kind, json_u32(json, "kind", where));
+  error.kind = static_cast<ErrorKind>(std::min(kind, static_cast<std::uint32_t>(ErrorKind::kInternal)));
+  SW_ASSIGN(error.message, json_string(json, "message", where));
+  SW_ASSIGN(error.path, json_string(json, "path", where));
+  return error;
+}
+
+Json offer_json(const RestoreAgreement::Offer& offer) {
+  Json versions = Json::array();
+  for (const VersionName& version : offer.versions) versions.push_back(version_directory(version));
+  Json json = {{"versions", std::move(versions)}};
+  if (offer.step) json["step"] = *offer.step;
+  if (offer.error) json["error"] = error_json(*offer.error);
+  return json;
+}
+
+Result<RestoreAgreement::Offer> parse_offer(const Json& json) {
+  RestoreAgreement::Offer offer;
+  SW_ASSIGN(const Json* versions, json_array(json, "versions", kOffers));
+  for (const Json& entry : *versions) {
+    const auto version = entry.is_string() ? parse_version_directory(entry.get<std::string>()) : std::nullopt;
+    if (!version) return corrupt("a rank offers something that is not a version", kOffers);
+    offer.versions.push_back(*version);
+  }
+  if (json.contains("step")) {
+    SW_ASSIGN(offer.step, json_u64(json, "step", kOffers));
+  }
+  if (json.contains("error")) {
+    SW_ASSIGN(offer.error, parse_error(json["error"], kOffers));
+  }
+  return offer;
+}
+
+Json choice_json(const RestoreAgreement::Choice& choice) {
+  return {{"choice", static_cast<unsigned>(choice.kind)},
+          {"version", version_directory(choice.version)},
+          {"damaged", choice.damaged},
+          {"error", error_json(choice.error)}};
+}
+
+Result<RestoreAgreement::Choice> parse_choice(const Json& json) {
+  using Choice = RestoreAgreement::Choice;
+  Choice choice;
+  SW_ASSIGN(const std::uint32_t kind, json_u32(json, "choice", kChoices));
+  choice.kind = static_cast<Choice::Kind>(std::min(kind, static_cast<std::uint32_t>(Choice::Kind::kFailed)));
+  SW_ASSIGN(const std::string name, json_string(json, "version", kChoices));
+  const auto version = parse_version_directory(name);
+  if (!version) return corrupt("rank 0 chose something that is not a version", kChoices);
+  choice.version = *version;
+  SW_ASSIGN(const Json* damaged, json_array(json, "damaged", kChoices));
+  for (const Json& entry : *damaged) choice.damaged.push_back(entry.is_string() ? entry.get<std::string>() : "");
+  SW_ASSIGN(const Json* error, json_object(json, "error", kChoices));
+  SW_ASSIGN(choice.error, parse_error(*error, kChoices));
+  return choice;
+}
+
+std::string asked_for(const std::optional<std::uint64_t>& step) {
+  return step ? fmt::format("step {}", *step) : "the newest";
+}
+
+}  // namespace
+
+RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, std::uint64_t round)
+    : fleet_(fleet), coordinator_(coordinator), round_(round) {}
+
+Topic RestoreAgreement::topic(const char* box) const { return {box, turn_, round_}; }
+
+std::vector<std::uint32_t> RestoreAgreement::others() const {
+  std::vector<std::uint32_t> ranks;
+  for (std::uint32_t rank = 1; rank < fleet_.options().world; ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+RestoreAgreement::Choice RestoreAgreement::failed(Error error) {
+  return {.kind = Choice::Kind::kFailed, .version = {}, .damaged = {}, .error = std::move(error)};
+}
+
+Error RestoreAgreement::silent(const std::vector<std::uint32_t>& ranks, const char* what) const {
+  return {ErrorKind::kTimeout,
+          fmt::format("{} {} within {}; call restore on all ranks, or raise commit_timeout", name_ranks(ranks), what,
+                      format_seconds(std::chrono::duration<double>(fleet_.options().timeout).count())),
+          {},
+          0,
+          true};
+}
+
+Result<RestoreAgreement::Choice> RestoreAgreement::begin(const Offer& offer) {
+  if (fleet_.leads()) {
+    SW_ASSIGN(Choice choice, choose(offer));
+    return tell(std::move(choice));
+  }
+  SW_TRY(coordinator_.publish(topic(kOffers), fleet_.options().rank, offer_json(offer)));
+  return listen(5);
+}
+
+Result<RestoreAgreement::Choice> RestoreAgreement::next(Verdict verdict, const Error& error) {
+  ++turn_;
+  if (!fleet_.leads()) {
+    const Json body = {{"verdict", static_cast<unsigned>(verdict)}, {"error", error_json(error)}};
+    SW_TRY(coordinator_.publish(topic(kVerdicts), fleet_.options().rank, body));
+    return listen(8);  // the leader may be slower to read its own part, and then waits for the slowest
+  }
+
+  std::map<std::uint32_t, std::pair<Verdict, Error>> verdicts{{0, {verdict, error}}};
+  std::vector<std::uint32_t> missing = others();
+  const auto take = [&](std::uint32_t rank, const Json& body) {
+    const auto said = json_u32(body, "verdict", kVerdicts);
+    const auto why = json_object(body, "error", kVerdicts);
+    auto parsed = why ? parse_error(**why, kVerdicts) : fail(why.error());
+    if (!said || !parsed) return true;
+    std::erase(missing, rank);
+    verdicts[rank] = {static_cast<Verdict>(std::min(*said, static_cast<std::uint32_t>(Verdict::kRefused))),
+                      std::move(*parsed)};
+    return true;
+  };
+  SW_TRY(coordinator_.await(topic(kVerdicts), others(), fleet_.patience({}), take));
+  if (!missing.empty()) return tell(failed(silent(missing, "did not say how its restore went")));
+
+  std::vector<std::string> damages;
+  for (auto& [rank, said] : verdicts) {
+    if (said.first == Verdict::kGood) continue;
+    if (said.first == Verdict::kRefused) {
+      said.second.message = fmt::format("rank {}: {}", rank, said.second.message);
+      return tell(failed(std::move(said.second)));
+    }
+    damages.push_back(fmt::format("rank {}: {}", rank, said.second.to_string()));
+  }
+  if (damages.empty()) {
+    return tell({.kind = Choice::Kind::kDone, .version = *trying_, .damaged = damaged_, .error = {}});
+  }
+  damaged_.push_back(fmt::format("step {}: {}", trying_->step, fmt::join(damages, "; ")));
+  return tell(pick_next());
+}
+
+Result<RestoreAgreement::Choice> RestoreAgreement::tell(Choice choice) {
+  if (choice.kind == Choice::Kind::kTry) trying_ = choice.version;
+  SW_TRY(coordinator_.publish(topic(kChoices), 0, choice_json(choice)));
+  return choice;
+}
+
+Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
+  Result<Choice> choice = failed({});
+  const auto take = [&](std::uint32_t, const Json& body) {
+    choice = parse_choice(body);
+    return true;
+  };
+  SW_ASSIGN(const bool told, coordinator_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
+  if (!told) return fail(silent({0}, "did not say which checkpoint to restore"));
+  return choice;
+}
+
+// Everything that any rank sees is a candidate, so that nothing is passed over without a word.
+Result<RestoreAgreement::Choice> RestoreAgreement::choose(const Offer& own) {
+  std::map<std::uint32_t, Offer> offers{{0, own}};
+  std::vector<std::uint32_t> missing = others();
+  const auto take = [&](std::uint32_t rank, const Json& body) {
+    auto offer = parse_offer(body);
+    if (!offer) return true;
+    std::erase(missing, rank);
+    offers[rank] = std::move(*offer);
+    return true;
+  };
+  SW_TRY(coordinator_.await(topic(kOffers), others(), fleet_.patience({}), take));
+  if (!missing.empty()) return failed(silent(missing, "did not call restore"));
+
+  std::map<VersionName, std::vector<std::uint32_t>> seen_by;
+  for (auto& [rank, offer] : offers) {
+    if (offer.error) {
+      offer.error->message = fmt::format("rank {}: {}", rank, offer.error->message);
+      return failed(std::move(*offer.error));
+    }
+    if (offer.step != own.step) {
+      return failed({ErrorKind::kInvalidArgument,
+                     fmt::format("rank {} asks for {}, rank 0 for {}; ask for the same on all ranks", rank,
+                                 asked_for(offer.step), asked_for(own.step)),
+                     {}});
+    }
+    for (const VersionName& version : offer.versions) seen_by[version].push_back(rank);
+  }
+  if (seen_by.empty()) return Choice{.kind = Choice::Kind::kNothing, .version = {}, .damaged = {}, .error = {}};
+  for (const auto& [version, ranks] : seen_by) {
+    if (ranks.size() == offers.size()) {
+      to_try_.push_back(version);
+    } else {
+      damaged_.push_back(fmt::format("step {}: only {} of {} ranks see it", version.step, ranks.size(), offers.size()));
+    }
+  }
+  return pick_next();
+}
+
+RestoreAgreement::Choice RestoreAgreement::pick_next() {
+  if (to_try_.empty()) {
+    std::string all;
+    for (const std::string& damage : damaged_) all += "\n  " + damage;
+    return failed({ErrorKind::kCorrupt, fmt::format("no checkpoint could be restored by all ranks:{}", all), {}});
+  }
+  const VersionName version = to_try_.back();
+  to_try_.pop_back();
+  return {.kind = Choice::Kind::kTry, .version = version, .damaged = damaged_, .error = {}};
+}
+
+}  // namespace slackwater

@@ -1,0 +1,141 @@
+// The commit thread where several ranks save together: this rank's ballot, the one decision, and how each rank learns of it.
+// docs/ranks.md has the messages, and what each failure leads to.
+#include <utility>
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+#include "engine/engine_impl.hpp"
+
+namespace slackwater {
+namespace {
+
+// The error that every rank gives for a step that was given up.
+Error aborted_everywhere(const VersionName& version, const std::string& reason, const std::string& path) {
+  return {ErrorKind::kAborted, fmt::format("step {} was aborted on all ranks: {}", version.step, reason), path};
+}
+
+}  // namespace
+
+Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop) {
+  voyage.voted = true;
+  auto ballots = fleet_->vote(voyage.name, voyage.directory, std::move(own), stop);
+  Status status;
+  if (fleet_->leads()) {
+    status = decide_for_all(voyage, ballots);
+  } else {
+    // Even if the ballot could not be cast: one decision for a version, and that is where it is found.
+    if (!ballots) log_.warn("this rank's vote was not delivered: {}", ballots.error().to_string());
+    status = learn_outcome(voyage, stop);
+    fleet_->forget(voyage.name);
+  }
+  if (!status) return status;
+  std::lock_guard lock(versions_mutex_);
+  refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
+  return {};
+}
+
+Status Engine::Impl::decide_for_all(const Voyage& voyage, const Result<Ballot>& ballots) {
+  std::string reason;          // to give the step up
+  std::optional<Error> error;  // the same, or what came of the attempt to commit
+  if (!ballots) {
+    reason = fmt::format("rank 0: {}", ballots.error().message);
+  } else if (!ballots->failures.empty()) {
+    reason = describe(ballots->failures);
+  } else if (Status published = publish_commit(voyage, *ballots); !published) {
+    error = std::move(published).error();
+    const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
+    if (!settled) reason = fmt::format("rank 0: {}", error->to_string());
+  }
+  if (!reason.empty()) error = aborted_everywhere(voyage.name, reason, voyage.directory);
+  if (!reason.empty() && !voyage.directory.empty()) {
+    Manifest manifest = manifest_of(voyage, Decision::kAbort);
+    manifest.reason = reason;
+    std::lock_guard lock(versions_mutex_);
+    // Only the leader commits, so nothing can commit this step any more, whether or not this gets through.
+    if (const auto decided = versions_->decide(std::move(manifest)); !decided)
+      log_.warn("that step {} was given up could not be written down: {}", voyage.name.step,
+                decided.error().to_string());
+  }
+  if (const Status told = fleet_->announce(voyage.name, {error}); !told) {
+    log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
+              voyage.name.step, told.error().to_string());
+  }
+  if (error) return fail(std::move(*error));
+  return {};
+}
+
+Status Engine::Impl::publish_commit(const Voyage& voyage, const Ballot& ballots) {
+  SW_ASSIGN(const std::string index_text, merge_index(ballots));
+  Manifest manifest = manifest_of(voyage, Decision::kCommit);
+  manifest.required_features = {kRankLocalFeature};
+  manifest.records = ballots.records;
+  manifest.index_digest = digest128(index_text);
+  manifest.size_bytes = ballots.size_bytes;
+  manifest.tensor_count = ballots.tensor_count;
+  std::lock_guard lock(versions_mutex_);
+  SW_TRY(versions_->write_index(voyage.name, index_text));
+  SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
+  if (decided.decision == Decision::kAbort)
+    return fail(aborted_everywhere(voyage.name, decided.reason, voyage.directory));
+  return {};
+}
+
+Status Engine::Impl::learn_outcome(const Voyage& voyage, const std::stop_token& stop) {
+  const auto told = fleet_->await_outcome(voyage.name, stop);
+  if (told && *told) {
+    if ((*told)->error) return fail(*(*told)->error);
+    return {};
+  }
+  if (!told && told.error().kind == ErrorKind::kClosed) {
+    return fail(ErrorKind::kInDoubt,
+                fmt::format("rank {} was closed after it had voted for step {}; the other ranks decide without it",
+                            options_.rank, voyage.name.step),
+                voyage.directory);
+  }
+  // Nobody who voted gives up alone: whoever writes the manifest first has decided, for all.
+  const std::string reason =
+      told ? fmt::format("rank 0 had not decided when rank {} ran out of patience (commit_timeout)", options_.rank)
+           : told.error().message;
+  Manifest manifest = manifest_of(voyage, Decision::kAbort);
+  manifest.reason = reason;
+  std::lock_guard lock(versions_mutex_);
+  auto decided = versions_->decide(std::move(manifest));
+  if (!decided) {
+    Error error = std::move(decided).error();
+    // The directory is gone: only the leader of a newer attempt, or of this one after an abort, removes it.
+    error.kind = error.kind == ErrorKind::kNotFound ? ErrorKind::kAborted : ErrorKind::kInDoubt;
+    return fail(std::move(error));
+  }
+  if (decided->decision == Decision::kAbort)
+    return fail(aborted_everywhere(voyage.name, decided->reason, voyage.directory));
+  return {};
+}
+
+void Engine::Impl::report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop) {
+  voyage.voted = true;
+  if (voyage.attempt.number == 0) {  // it failed before it was planned
+    std::lock_guard lock(mutex_);
+    if (!attempt_) return;  // nobody has begun to save: there is nobody to tell
+    voyage.attempt = *attempt_;
+    voyage.name = {voyage.snapshot->step(), attempt_->number};
+  }
+  const auto ballots =
+      fleet_->vote(voyage.name, voyage.directory, Ballot{.failures = {{options_.rank, error.to_string()}}}, stop);
+  if (fleet_->leads()) {
+    static_cast<void>(decide_for_all(voyage, ballots));  // this snapshot keeps its own error
+  } else if (!ballots) {
+    log_.warn("the other ranks could not be told that step {} failed here: {}", voyage.name.step,
+              ballots.error().to_string());
+  }
+}
+
+// Other ranks may still be writing theirs; what is left of the directory goes with the next commit.
+void Engine::Impl::discard_own_files(const Voyage& voyage) {
+  if (voyage.directory.empty()) return;
+  std::lock_guard lock(versions_mutex_);
+  if (auto status = versions_->discard(voyage.name, options_.rank); !status) {
+    log_.warn("the remains of step {} could not be removed: {}", voyage.name.step, status.error().to_string());
+  }
+}
+
+}  // namespace slackwater

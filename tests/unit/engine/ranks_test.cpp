@@ -1,0 +1,321 @@
+// Several ranks, each with an engine of its own, in one directory: a version is there on all of them, or on none.
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "commit/catalog.hpp"
+#include "engine/engine_impl.hpp"
+#include "support/fault_file_system.hpp"
+#include "unit/engine/engine_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+using std::chrono::milliseconds;
+
+// One rank: its engine, its faults, and tensors that differ from those of the others though they have the same names.
+struct Rank {
+  Rank(Options options, unsigned seed) : model(seed) {
+    model.add("w", (1u << 20) + 13 + seed);
+    model.add("bias", 100);
+    auto faulty = std::make_unique<FaultFileSystem>(*real);
+    fs = faulty.get();
+    auto opened = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
+    if (!opened) throw std::runtime_error(opened.error().to_string());
+    engine = std::make_unique<Engine>(std::move(*opened));
+  }
+  std::unique_ptr<FileSystem> real = make_posix_file_system();
+  Model model;
+  FaultFileSystem* fs = nullptr;  // owned by the engine
+  std::unique_ptr<Engine> engine;
+};
+
+class RanksTest : public EngineTest {
+ protected:
+  Options rank_options(std::uint32_t rank, std::uint32_t world) {
+    Options options = EngineTest::options();
+    options.rank = rank;
+    options.world = world;
+    options.fan_in = 2;
+    options.commit_timeout = milliseconds(30'000);
+    return options;
+  }
+  using Change = std::function<void(Options&)>;
+  void start(std::uint32_t world, const Change& change = [](Options&) {}) {
+    ranks_.clear();
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Options options = rank_options(rank, world);
+      change(options);
+      ranks_.push_back(std::make_unique<Rank>(std::move(options), ++seed_));
+    }
+  }
+  std::vector<Snapshot> save_all(std::uint64_t step) {
+    std::vector<Snapshot> snapshots;
+    for (const auto& rank : ranks_) snapshots.push_back(save(*rank->engine, step, rank->model));
+    return snapshots;
+  }
+  static std::vector<Status> outcomes(std::vector<Snapshot> snapshots) {
+    std::vector<Status> statuses;
+    for (Snapshot& snapshot : snapshots) statuses.push_back(snapshot.wait(Level::kCommitted));
+    return statuses;
+  }
+  void commit_all(std::uint64_t step) {
+    for (const Status& status : outcomes(save_all(step))) ASSERT_TRUE(status) << status.error().to_string();
+  }
+  // Runs for all ranks at once, as restore() needs it.
+  void together(const std::function<void(std::uint32_t)>& body) {
+    std::vector<std::jthread> threads;
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  }
+  struct Outcome {
+    Result<std::optional<Restored>> result = std::optional<Restored>();
+    Reader reader;
+  };
+  std::vector<Outcome> restore_all(std::optional<std::uint64_t> step = {}) {
+    std::vector<Outcome> outcomes(ranks_.size());
+    together([&](std::uint32_t rank) {
+      Outcome& outcome = outcomes[rank];
+      outcome.result = ranks_[rank]->engine->restore({.step = step}, outcome.reader.plan());
+    });
+    return outcomes;
+  }
+  void expect_same_abort(const std::vector<Status>& statuses, const std::string& words) {
+    for (const Status& status : statuses) {
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
+      EXPECT_EQ(status.error().message, statuses[0].error().message);
+    }
+    EXPECT_NE(statuses[0].error().message.find(words), std::string::npos) << statuses[0].error().message;
+  }
+  [[nodiscard]] std::vector<std::uint64_t> steps_on_disk() {
+    static_cast<void>(ranks_[0]->engine->wait(Level::kCommitted));  // retention comes after the commit
+    std::vector<std::uint64_t> steps;
+    const auto versions = list_versions(options().path);
+    for (const VersionInfo& version : versions.value()) steps.push_back(version.step);
+    return steps;
+  }
+  void damage(std::uint64_t step, const std::string& file) {
+    const auto versions = list_versions(options().path);
+    for (const VersionInfo& version : versions.value()) {
+      if (version.step != step) continue;
+      std::fstream stream(options().path + "/" + version.directory + "/" + file,
+                          std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekp(9000);
+      stream.write("damage", 6);
+      ASSERT_TRUE(stream.good());
+    }
+  }
+
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  unsigned seed_ = 0;
+};
+
+using Steps = std::vector<std::uint64_t>;
+
+class WorldTest : public RanksTest, public ::testing::WithParamInterface<std::uint32_t> {};
+
+TEST_P(WorldTest, EveryRankGetsItsOwnTensorsOfTheNewestCommonVersionBack) {
+  const std::uint32_t world = GetParam();
+  start(world);
+  std::vector<std::map<std::string, Bytes>> saved;
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    saved.clear();
+    for (const auto& rank : ranks_) {
+      rank->model.update();
+      saved.push_back(rank->model.copy());
+    }
+    commit_all(step);
+  }
+  for (const auto& rank : ranks_) EXPECT_EQ(steps(*rank->engine).back(), 3u);
+
+  start(world);
+  const std::vector<Outcome> restored = restore_all();
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    ASSERT_TRUE(restored[rank].result) << restored[rank].result.error().to_string();
+    ASSERT_TRUE(*restored[rank].result);
+    EXPECT_EQ((*restored[rank].result)->version.step, 3u);
+    EXPECT_EQ((*restored[rank].result)->version.world, world);
+    EXPECT_EQ(restored[rank].reader.read, saved[rank]) << "rank " << rank;
+  }
+  commit_all(4);
+  EXPECT_EQ(steps_on_disk(), (Steps{3, 4}));  // keep=2, by rank 0
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, WorldTest, ::testing::Values(2u, 4u, 9u));
+
+TEST_F(RanksTest, ReadersSeeTheTensorsOfAllRanksUnderNamesOfTheirOwn) {
+  start(3);
+  commit_all(1);
+  auto checkpoint = Checkpoint::open(options().path);
+  ASSERT_TRUE(checkpoint) << checkpoint.error().to_string();
+  EXPECT_EQ(checkpoint->version().world, 3u);
+  EXPECT_EQ(checkpoint->files().size(), 3u);
+  EXPECT_EQ(checkpoint->tensors().size(), 6u);
+  const TensorInfo* const found = checkpoint->find("rank-00002/w");
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(checkpoint->files()[found->file].name, "rank-00002.safetensors");
+  Bytes bytes(found->size_bytes);
+  ASSERT_TRUE(checkpoint->read(
+      std::vector{Target{.name = found->name, .dtype = found->dtype, .shape = found->shape, .data = bytes.data()}}));
+  EXPECT_EQ(bytes, ranks_[2]->model["w"]);
+  const auto report = checkpoint->verify();
+  ASSERT_TRUE(report);
+  EXPECT_TRUE(report->damages.empty()) << report->damages[0].what;
+}
+
+TEST_F(RanksTest, AnErrorOnOneRankAbortsTheStepOnAllAndTheNextCommits) {
+  start(9);
+  commit_all(1);
+  for (const std::uint32_t failing : {5u, 4u, 0u}) {  // a member, the speaker of its group, the leader
+    const std::uint64_t step = steps(*ranks_[0]->engine).back() + 1;
+    ranks_[failing]->fs->fail(FsCall::kSyncData, EIO, {.path = "safetensors"});
+    std::vector<Status> statuses = outcomes(save_all(step));
+    const Status own = statuses[failing];
+    ASSERT_FALSE(own);
+    EXPECT_EQ(own.error().kind, ErrorKind::kIo);
+    statuses.erase(statuses.begin() + failing);
+    expect_same_abort(statuses, "rank " + std::to_string(failing) + ": ");
+    EXPECT_NE(statuses[0].error().message.find("injected fault"), std::string::npos);
+    commit_all(step + 1);
+  }
+  EXPECT_EQ(steps_on_disk(), (Steps{5, 7}));
+  for (const auto& entry : std::filesystem::directory_iterator(options().path))
+    EXPECT_EQ(entry.path().string().find("step-0000000006"), std::string::npos) << "debris: " << entry.path();
+}
+
+TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) {
+  start(4, [](Options& options) { options.commit_timeout = milliseconds(700); });
+  commit_all(1);
+  ranks_[3]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+  std::vector<Snapshot> snapshots = save_all(2);
+  ASSERT_FALSE(snapshots[0].wait(Level::kCommitted));
+  ranks_[3]->fs->release_hung();
+  expect_same_abort(outcomes(std::move(snapshots)), "rank 3: did not report within");
+  commit_all(3);
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
+}
+
+TEST_F(RanksTest, ADecisionThatIsThereAlreadyIsObeyedByTheLeader) {
+  start(3, [](Options& options) {
+    if (options.rank == 1) options.commit_timeout = milliseconds(300);
+  });
+  commit_all(1);
+  ranks_[2]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+  std::vector<Snapshot> snapshots = save_all(2);
+  ASSERT_FALSE(snapshots[1].wait(Level::kCommitted));  // it has published the abort
+  ranks_[2]->fs->release_hung();                       // now everybody votes for a commit
+  expect_same_abort(outcomes(std::move(snapshots)), "when rank 1 ran out of patience");
+  commit_all(3);
+}
+
+TEST_F(RanksTest, AZombieOfAnEarlierAttemptHarmsNothing) {
+  start(2);
+  commit_all(1);
+  std::unique_ptr<Rank> zombie = std::move(ranks_[1]);
+  start(2);  // ends the old leader; rank 1 of the old run lives on
+  for (const Outcome& restored : restore_all()) ASSERT_TRUE(restored.result && *restored.result);
+  commit_all(2);
+  const Status late = save(*zombie->engine, 2, zombie->model).wait(Level::kCommitted);
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().kind, ErrorKind::kAborted) << late.error().to_string();
+  commit_all(3);
+  EXPECT_EQ(steps_on_disk(), (Steps{2, 3}));
+  auto newest = Checkpoint::open(options().path, 2);
+  ASSERT_TRUE(newest);
+  EXPECT_EQ(newest->version().attempt, 2u);
+  EXPECT_TRUE(newest->verify()->damages.empty());
+}
+
+TEST_F(RanksTest, DamageOnOneRankMakesAllFallBackTogether) {
+  start(4);
+  commit_all(1);
+  std::vector<std::map<std::string, Bytes>> first;
+  for (const auto& rank : ranks_) {
+    first.push_back(rank->model.copy());
+    rank->model.update();
+  }
+  commit_all(2);
+  damage(2, "rank-00002.safetensors");
+  start(4);
+  const std::vector<Outcome> restored = restore_all();
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(restored[rank].result) << restored[rank].result.error().to_string();
+    const Restored& what = **restored[rank].result;
+    EXPECT_EQ(what.version.step, 1u);
+    ASSERT_EQ(what.damaged.size(), 1u);
+    EXPECT_NE(what.damaged[0].find("step 2: rank 2: "), std::string::npos) << what.damaged[0];
+    EXPECT_EQ(restored[rank].reader.read, first[rank]);
+  }
+  commit_all(2);
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 2}));
+}
+
+TEST_F(RanksTest, AnotherNumberOfRanksIsRefusedInWords) {
+  start(4);
+  commit_all(1);
+  start(2);
+  for (const Outcome& restored : restore_all()) {
+    ASSERT_FALSE(restored.result);
+    EXPECT_EQ(restored.result.error().kind, ErrorKind::kMismatch);
+    EXPECT_NE(restored.result.error().message.find("saved by 4 ranks, this run has 2"), std::string::npos);
+  }
+  start(1);
+  const std::vector<Outcome> alone = restore_all();
+  ASSERT_FALSE(alone[0].result);
+  EXPECT_EQ(alone[0].result.error().kind, ErrorKind::kMismatch);
+}
+
+TEST_F(RanksTest, AMissingRankIsNamedAndNothingHangs) {
+  Options options = rank_options(0, 3);
+  options.commit_timeout = milliseconds(200);
+  Rank alone(std::move(options), 1);
+  Reader reader;
+  const auto restored = alone.engine->restore({}, reader.plan());
+  ASSERT_FALSE(restored);
+  EXPECT_EQ(restored.error().kind, ErrorKind::kTimeout);
+  EXPECT_NE(restored.error().message.find("ranks 1, 2 of 3"), std::string::npos) << restored.error().message;
+  const Status saved = save(*alone.engine, 1, alone.model).wait(Level::kCommitted);
+  ASSERT_FALSE(saved);
+  EXPECT_EQ(saved.error().kind, ErrorKind::kTimeout);
+}
+
+TEST_F(RanksTest, ARankThatRestartsAloneIsNotTakenInAndTheOthersAreTold) {
+  start(2, [](Options& options) { options.commit_timeout = milliseconds(400); });
+  commit_all(1);
+  ranks_[1].reset();
+  Options options = rank_options(1, 2);
+  options.commit_timeout = milliseconds(400);
+  ranks_[1] = std::make_unique<Rank>(std::move(options), 7);
+  const std::vector<Status> statuses = outcomes(save_all(2));
+  ASSERT_FALSE(statuses[0]);
+  EXPECT_NE(statuses[0].error().message.find("rank 1: did not report"), std::string::npos);
+  ASSERT_FALSE(statuses[1]);
+  EXPECT_NE(statuses[1].error().message.find("restart all ranks together"), std::string::npos)
+      << statuses[1].error().message;
+  EXPECT_EQ(steps_on_disk(), (Steps{1}));
+}
+
+TEST_F(RanksTest, RollbackGoesOnUnderOneNewAttemptOnAllRanks) {
+  start(3, [](Options& options) { options.keep = 0; });
+  for (std::uint64_t step = 1; step <= 3; ++step) commit_all(step);
+  for (const Outcome& restored : restore_all(1)) ASSERT_TRUE(restored.result) << restored.result.error().to_string();
+  commit_all(2);
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 2}));
+  EXPECT_EQ(list_versions(options().path)->back().attempt, 2u);
+}
+
+TEST_F(RanksTest, OnlyRankZeroDeletesAndSkippingIsRefused) {
+  start(2);
+  commit_all(1);
+  commit_all(2);
+  EXPECT_EQ(ranks_[1]->engine->remove(1).error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_TRUE(ranks_[0]->engine->remove(1));
+  Options options = rank_options(1, 2);
+  options.on_busy = OnBusy::kSkip;
+  EXPECT_EQ(Engine::open(options).error().kind, ErrorKind::kUnsupported);
+  EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace slackwater::test
