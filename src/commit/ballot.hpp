@@ -1,5 +1,5 @@
-// Ballot: what a rank, or a group of ranks, says about its part of one version: records that are durable, or why there are none.
-// Plain values; as a message it is JSON.
+// Ballot: what a rank, or a group of ranks, says about its part of one version: records that are durable, or why there
+// are none. Plain values; as a message it is JSON.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Coordinator: how the ranks of one run pass small messages. Apart from the tiers: messages are no checkpoints, need not survive a power
-// cut, and carry no promise; what was promised and decided lies on the tier.
-// Owned by the Engine. Thread rule: thread-safe. Waiting is for sw-plan, sw-commit and restore(); nobody else may await.
+// Coordinator: how the ranks of one run pass small messages. Apart from the tiers: messages are no checkpoints, need
+// not survive a power cut, and carry no promise; what was promised and decided lies on the tier. Owned by the Engine.
+// Thread rule: thread-safe. Waiting is for sw-plan, sw-commit and restore(); nobody else may await.
 #pragma once
 
 #include <cstdint>
@@ -37,16 +37,17 @@ class Coordinator {
     std::uint32_t world = 1;
     std::string id;  // random, of this start of this rank
   };
-  // Brings the ranks of this start together and answers each member's id, by rank. Every rank calls it before anything else here; after
-  // a time-out it may be called again and goes on where it was. kTimeout names the ranks that are missing.
+  // Brings the ranks of this start together and answers each member's id, by rank. Every rank calls it before anything
+  // else here; after a time-out it may be called again and goes on where it was. kTimeout names the ranks that are
+  // missing.
   [[nodiscard]] virtual Result<std::vector<std::string>> gather(const Member& self, const Patience& patience) = 0;
 
-  // Everybody sees all of it, or nothing. kAlreadyExists: this rank has said something about this topic before. kAborted: the ranks were
-  // brought together anew without this one, as after a restart of rank 0.
+  // Everybody sees all of it, or nothing. kAlreadyExists: this rank has said something about this topic before.
+  // kAborted: the ranks were brought together anew without this one, as after a restart of rank 0.
   [[nodiscard]] virtual Status publish(const Topic& topic, std::uint32_t rank, const Json& body) = 0;
 
-  // Hands each message of these ranks to `take`, once, as they come, until all have come (true), `take` answers false (true), or time has
-  // run out (false). kClosed when stopped; kAborted as for publish().
+  // Hands each message of these ranks to `take`, once, as they come, until all have come (true), `take` answers false
+  // (true), or time has run out (false). kClosed when stopped; kAborted as for publish().
   using Take = std::function<bool(std::uint32_t rank, const Json& body)>;
   [[nodiscard]] virtual Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks,
                                            const Patience& patience, const Take& take) = 0;

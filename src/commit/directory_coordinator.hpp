@@ -1,9 +1,10 @@
-// DirectoryCoordinator: messages as files below <tier>/.slackwater/session-<id>/, for ranks that share a directory and nothing else.
-// A session is one gathering of ranks. Rank 0 makes it, under its own random id, and removes those of earlier starts (it holds the lock).
-// The others answer every session they find with their id, and belong to the one whose roster lists it.
-// A message is written under a private name and linked to its own, so it is never seen in part. Who waits lists the box, which even
-// NFS answers freshly (opening a directory asks the server), and reads what is new; a file that cannot be read yet is tried again.
-// Thread rule: thread-safe after gather(), which belongs to one thread at a time. Lifetime: FileSystem and Clock outlive it.
+// DirectoryCoordinator: messages as files below <tier>/.slackwater/session-<id>/, for ranks that share a directory and
+// nothing else. A session is one gathering of ranks. Rank 0 makes it, under its own random id, and removes those of
+// earlier starts (it holds the lock). The others answer every session they find with their id, and belong to the one
+// whose roster lists it. A message is written under a private name and linked to its own, so it is never seen in part.
+// Who waits lists the box, which even NFS answers freshly (opening a directory asks the server), and reads what is new;
+// a file that cannot be read yet is tried again. Thread rule: thread-safe after gather(), which belongs to one thread
+// at a time. Lifetime: FileSystem and Clock outlive it.
 #pragma once
 
 #include <map>

@@ -1,9 +1,10 @@
-// Fleet: the ranks of one run, as one of them sees them. Rank 0 leads. Ranks form groups of `fan_in`; the lowest of a group speaks for it,
-// so that nobody reads more than a group's ballots and one report for each other group.
+// Fleet: the ranks of one run, as one of them sees them. Rank 0 leads. Ranks form groups of `fan_in`; the lowest of a
+// group speaks for it, so that nobody reads more than a group's ballots and one report for each other group.
 //   gather -> attempt -> for each step: vote (-> report) -> outcome
-// Nothing here decides: the decision is the manifest (VersionStore::decide); an outcome only tells of it.
-// Owned by the Engine, which makes none where the world is one rank. Thread rule: one thread at a time for one step; gather() and the attempt
-// belong to sw-plan and restore(), which do not run at once; the rest to sw-commit. Lifetime: what it is given outlives it.
+// Nothing here decides: the decision is the manifest (VersionStore::decide); an outcome only tells of it. Owned by the
+// Engine, which makes none where the world is one rank. Thread rule: one thread at a time for one step; gather() and
+// the attempt belong to sw-plan and restore(), which do not run at once; the rest to sw-commit. Lifetime: what it is
+// given outlives it.
 #pragma once
 
 #include <chrono>
@@ -49,8 +50,9 @@ class Fleet {
   [[nodiscard]] Status announce_attempt(std::uint64_t epoch, const Attempt& attempt);
   [[nodiscard]] Result<std::uint32_t> await_attempt(std::uint64_t epoch, const std::stop_token& stop);
 
-  // Casts this rank's ballot. Answers to the leader what all ranks said (each record read back and compared), to the others nothing. Does not
-  // wait for more ballots once one tells of a failure. Ranks that say nothing in time are failures too.
+  // Casts this rank's ballot. Answers to the leader what all ranks said (each record read back and compared), to the
+  // others nothing. Does not wait for more ballots once one tells of a failure. Ranks that say nothing in time are
+  // failures too.
   [[nodiscard]] Result<Ballot> vote(const VersionName& version, const std::string& directory, Ballot own,
                                     const std::stop_token& stop);
 

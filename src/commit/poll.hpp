@@ -1,5 +1,5 @@
-// Poll: the pauses between looks at something that another process changes. An eighth of the time waited so far: close to the event when
-// it comes soon, cheap when it comes late. One thread; lives for one wait.
+// Poll: the pauses between looks at something that another process changes. An eighth of the time waited so far: close
+// to the event when it comes soon, cheap when it comes late. One thread; lives for one wait.
 #pragma once
 
 #include <condition_variable>

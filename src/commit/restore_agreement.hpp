@@ -1,6 +1,7 @@
-// RestoreAgreement: all ranks restore the same version, or none. Each offers what it sees; the leader names one; each tries it and says how
-// that went; the leader names the next, or declares it done. A version that one rank lacks or finds damaged is passed over by all.
-// Made for one restore. Thread rule: one thread (the trainer's, inside restore()). Lifetime: what it is given outlives it.
+// RestoreAgreement: all ranks restore the same version, or none. Each offers what it sees; the leader names one; each
+// tries it and says how that went; the leader names the next, or declares it done. A version that one rank lacks or
+// finds damaged is passed over by all. Made for one restore. Thread rule: one thread (the trainer's, inside restore()).
+// Lifetime: what it is given outlives it.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The commit thread where several ranks save together: this rank's ballot, the one decision, and how each rank learns of it.
-// docs/ranks.md has the messages, and what each failure leads to.
+// The commit thread where several ranks save together: this rank's ballot, the one decision, and how each rank learns
+// of it. docs/ranks.md has the messages, and what each failure leads to.
 #include <utility>
 
 #include "base/digest.hpp"

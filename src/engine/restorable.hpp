@@ -13,7 +13,8 @@ namespace slackwater {
 
 inline constexpr const char* kUndefinedState = "; the state was partly overwritten and is undefined";
 
-// Versions that may be tried, oldest first. An unreadable manifest is a damaged version, unless a newer program wrote it.
+// Versions that may be tried, oldest first. An unreadable manifest is a damaged version, unless a newer program wrote
+// it.
 [[nodiscard]] std::vector<CatalogEntry> restorable(const Catalog& catalog, std::optional<std::uint64_t> step);
 
 // Damage that another version may not have; everything else is the caller's business.

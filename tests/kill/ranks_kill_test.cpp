@@ -1,5 +1,6 @@
-// Four ranks, one of them killed at a random moment, the rest ended as a launcher does, all restarted: every rank goes on from the same step,
-// none goes back behind a step that any of them was told is committed, and none reads a wrong byte.
+// Four ranks, one of them killed at a random moment, the rest ended as a launcher does, all restarted: every rank goes
+// on from the same step, none goes back behind a step that any of them was told is committed, and none reads a wrong
+// byte.
 #include <signal.h>
 
 #include <algorithm>
