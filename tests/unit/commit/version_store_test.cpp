@@ -229,5 +229,40 @@ TEST_F(VersionStoreTest, PinsSurviveAndNeedACommittedVersion) {
   EXPECT_EQ(store->pin({9, 1}).error().kind, ErrorKind::kNotFound);
 }
 
+TEST_F(VersionStoreTest, AMemberTakesNoLockAndAcceptsOnlyAnAttemptThatListsIt) {
+  auto leader = open_store();
+  auto member = VersionStore::open(fs_, clock_, root(), Log(sink()), VersionStore::Role::kMember);
+  ASSERT_TRUE(member.has_value()) << member.error().to_string();
+  const auto claimed = leader->claim("test", {}, {"a", "b"});
+  ASSERT_TRUE(claimed.has_value());
+  EXPECT_EQ(claimed->world, 2u);
+  EXPECT_EQ((*member)->accept(claimed->number, 1, "restarted").error().kind, ErrorKind::kAborted);
+  EXPECT_EQ((*member)->accept(claimed->number, 2, "b").error().kind, ErrorKind::kAborted);
+  ASSERT_TRUE((*member)->accept(claimed->number, 1, "b").has_value());
+  EXPECT_TRUE(leader->make_version(5).has_value());
+  EXPECT_TRUE((*member)->make_version(5).has_value());  // the same one
+}
+
+TEST_F(VersionStoreTest, DiscardTakesOneRanksFilesAndNothingOfACommit) {
+  auto store = open_store();
+  const auto claimed = store->claim("test", {}, {"a", "b"});
+  ASSERT_TRUE(claimed.has_value());
+  const std::string directory = *store->make_version(5);
+  for (const std::uint32_t rank : {0u, 1u}) write(directory + "/" + data_file(rank, 0), "data");
+  ASSERT_TRUE(store->discard({5, 1}, 1).has_value());
+  EXPECT_TRUE(exists(directory + "/" + data_file(0, 0)));
+  EXPECT_FALSE(exists(directory + "/" + data_file(1, 0)));
+
+  Manifest manifest;
+  manifest.run = claimed->run;
+  manifest.step = 5;
+  manifest.attempt = 1;
+  manifest.world = 2;
+  manifest.records = {{0, record_file(0), {}}, {1, record_file(1), {}}};
+  ASSERT_TRUE(store->decide(manifest).has_value());
+  ASSERT_TRUE(store->discard({5, 1}, 0).has_value());
+  EXPECT_TRUE(exists(directory + "/" + data_file(0, 0)));
+}
+
 }  // namespace
 }  // namespace slackwater::test

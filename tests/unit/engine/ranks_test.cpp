@@ -196,6 +196,44 @@ TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) {
   EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
 }
 
+TEST_F(RanksTest, ARankThatSavesAnotherStepIsNamedAndMeetsTheOthersAgain) {
+  start(3, [](Options& options) { options.commit_timeout = milliseconds(500); });
+  commit_all(1);
+  std::vector<Snapshot> snapshots;
+  for (std::uint32_t rank = 0; rank < 3; ++rank)
+    snapshots.push_back(save(*ranks_[rank]->engine, rank == 1 ? 3 : 2, ranks_[rank]->model));
+  std::vector<Status> statuses = outcomes(std::move(snapshots));
+  ASSERT_FALSE(statuses[1]);
+  EXPECT_EQ(statuses[1].error().kind, ErrorKind::kAborted);
+  statuses.erase(statuses.begin() + 1);
+  expect_same_abort(statuses, "rank 1: did not report");
+  commit_all(4);
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 4}));
+}
+
+TEST_F(RanksTest, WithoutALeaderNobodyHangsAndNothingCommits) {
+  start(3, [](Options& options) { options.commit_timeout = milliseconds(300); });
+  commit_all(1);
+  ranks_[0]->engine.reset();
+  const Status first = save(*ranks_[1]->engine, 2, ranks_[1]->model).wait(Level::kCommitted);
+  ASSERT_FALSE(first);
+  EXPECT_EQ(first.error().kind, ErrorKind::kAborted);
+  EXPECT_NE(first.error().message.find("rank 0 had not decided"), std::string::npos) << first.error().message;
+  const Status second = save(*ranks_[2]->engine, 2, ranks_[2]->model).wait(Level::kCommitted);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().message, first.error().message);  // one decision
+}
+
+TEST_F(RanksTest, AbortedStepsGiveTheirSpaceBackAtOnce) {
+  start(2);
+  commit_all(1);
+  ranks_[1]->fs->fail(FsCall::kSyncData, ENOSPC, {.path = "safetensors"});
+  for (const Status& status : outcomes(save_all(2))) EXPECT_FALSE(status);
+  for (const auto& rank : ranks_) static_cast<void>(rank->engine->wait(Level::kCommitted));
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(options().path + "/step-0000000002.a1"))
+    EXPECT_EQ(entry.path().filename(), "manifest.json");
+}
+
 TEST_F(RanksTest, ADecisionThatIsThereAlreadyIsObeyedByTheLeader) {
   start(3, [](Options& options) {
     if (options.rank == 1) options.commit_timeout = milliseconds(300);
