@@ -99,13 +99,21 @@ Status Fleet::add(Ballot& ballot, const Topic& topic, const std::vector<std::uin
 }
 
 // What a rank has promised must be there for others too, not only in its own host's cache.
-Status Fleet::check_records(Ballot& ballot, const std::string& directory, const Patience& patience) {
+Status Fleet::check_records(const VersionName& version, Ballot& ballot, const std::string& directory,
+                            const Patience& patience) {
   for (const RecordReference& record : ballot.records) {
     if (record.rank == options_.rank) continue;
     const std::string path = fmt::format("{}/{}", directory, record.file);
     for (Poll poll(clock_, patience);;) {  // a shared file system may show it a little later
       const auto text = read_whole(fs_, path, kMaxRecordBytes);
       if (text && digest128(*text) == record.digest) break;
+      // After an abort its rank has taken it away.
+      const auto told = [](std::uint32_t, const Json&) { return true; };
+      SW_ASSIGN(const bool over, coordinator_.await(outcomes(version), {0}, {clock_.now(), patience.stop}, told));
+      if (over) {
+        ballot.failures.push_back({record.rank, "its record went when the step was given up"});
+        return {};
+      }
       SW_ASSIGN(const bool again, poll.again());
       if (again) continue;
       ballot.failures.push_back({record.rank, fmt::format("its record, as rank {} finds it, is not the one it wrote{}",
@@ -134,7 +142,7 @@ Result<Ballot> Fleet::vote(const VersionName& version, const std::string& direct
     SW_TRY(add(
         all, votes(version), others, waits,
         fmt::format("did not report within {}: late, dead, or saving another step", seconds_text(options_.timeout))));
-    if (all.failures.empty()) SW_TRY(check_records(all, directory, waits));
+    if (all.failures.empty()) SW_TRY(check_records(version, all, directory, waits));
   }
   if (!leads()) {
     SW_TRY(coordinator_.publish(reports(version), options_.rank, to_json(all)));

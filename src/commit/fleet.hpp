@@ -60,7 +60,8 @@ class Fleet {
   [[nodiscard]] Status announce(const VersionName& version, const Outcome& outcome);
   // nullopt: nobody told in time.
   [[nodiscard]] Result<std::optional<Outcome>> await_outcome(const VersionName& version, const std::stop_token& stop);
-  // For the others, once they know the outcome: takes back this rank's own words about the step.
+  // For the others, once they know that the step is committed: takes back this rank's own words about it. Not after an
+  // abort: the speaker of the group may not have read them yet, and would wait for them. They go with the next commit.
   void forget(const VersionName& version);
 
   [[nodiscard]] Patience patience(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
@@ -71,7 +72,8 @@ class Fleet {
   // Adds to `ballot` what these ranks say.
   [[nodiscard]] Status add(Ballot& ballot, const Topic& topic, const std::vector<std::uint32_t>& ranks,
                            const Patience& patience, const std::string& silence);
-  [[nodiscard]] Status check_records(Ballot& ballot, const std::string& directory, const Patience& patience);
+  [[nodiscard]] Status check_records(const VersionName& version, Ballot& ballot, const std::string& directory,
+                                     const Patience& patience);
 
   const FleetOptions options_;
   Coordinator& coordinator_;

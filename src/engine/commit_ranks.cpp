@@ -26,7 +26,7 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
     // Even if the ballot could not be cast: one decision for a version, and that is where it is found.
     if (!ballots) log_.warn("this rank's vote was not delivered: {}", ballots.error().to_string());
     status = learn_outcome(voyage, stop);
-    fleet_->forget(voyage.name);
+    if (status) fleet_->forget(voyage.name);
   }
   if (!status) return status;
   std::lock_guard lock(versions_mutex_);
