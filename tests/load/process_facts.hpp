@@ -3,9 +3,11 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 namespace slackwater::test {
 
@@ -16,6 +18,12 @@ namespace slackwater::test {
 }
 
 [[nodiscard]] inline std::uint64_t thread_count() { return entries_of("/proc/self/task"); }
+// A thread that was joined may still be listed for a moment, while the kernel takes it apart.
+[[nodiscard]] inline bool thread_count_falls_to(std::uint64_t threads) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (thread_count() > threads && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  return thread_count() == threads;
+}
 [[nodiscard]] inline std::uint64_t descriptor_count() {
   return entries_of("/proc/self/fd");
 }  // and the one that counts
