@@ -71,6 +71,8 @@ class Checkpoint {
   [[nodiscard]] std::span<const FileInfoOnTier> files() const;
   [[nodiscard]] const std::string& tree() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;
+  // Members at the top of the tree that differ between the ranks that saved it, so that no other number of ranks can have them back.
+  [[nodiscard]] std::span<const std::string> rank_local_values() const;
 
   // Reads the targets' tensors, each block verified before its bytes are placed. kMismatch before any byte
   // moves if a target differs in shape or dtype; kCorrupt names file and tensor.

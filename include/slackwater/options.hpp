@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,8 @@
 #include "slackwater/error.hpp"
 
 namespace slackwater {
+
+class KeyValueStore;  // slackwater/key_value_store.hpp
 
 enum class LogLevel : std::uint8_t { kInfo, kWarning, kError };
 // May be called from any engine thread; must not block, must not throw, must not call the engine.
@@ -44,6 +47,7 @@ struct Options {
   std::uint32_t world = 1;                // so many that save together into the same directory; at most 65536
   std::chrono::milliseconds commit_timeout{60'000};  // ranks wait so long for each other
   std::uint32_t fan_in = 64;              // ranks in a group, which reports to rank 0 as one
+  std::shared_ptr<KeyValueStore> store;   // how the ranks talk; null: through files in the directory they share
   std::string run_name;                   // free text, kept in the attempt file
   LogSink log;                            // empty: warnings and errors go to stderr
 };

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,9 +37,19 @@ struct StreamRef {
   std::uintptr_t handle = 0;
 };
 
+// A box of a global tensor, which the ranks hold together: the boxes of all ranks tile it exactly.
+struct Shard {
+  std::vector<std::int64_t> global_shape;
+  std::vector<std::int64_t> offset;  // where the box begins there; its extent is the shape of the tensor it is given with
+  // Ranks that hold the very same box. Each writes its share of all such boxes, so that every byte is written once.
+  std::string replica_group;   // the same text on those ranks, which hand over the same boxes under it
+  std::uint32_t replica = 0;   // which of them this rank is, of
+  std::uint32_t replicas = 1;  // so many
+};
+
 // One tensor to be saved.
 struct Tensor {
-  std::string name;
+  std::string name;  // of the global tensor where `shard` is set: a state may hold several boxes of it
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous (row major)
@@ -47,6 +58,7 @@ struct Tensor {
   // Volatile: it may change right after save(), so it is copied inside (on a CUDA device: duplicated there, in stream order). At most
   // 64 MiB of a state; beyond that, save() waits until the copies of the whole snapshot are done.
   bool at_once = false;
+  std::optional<Shard> shard;  // none: a tensor of this rank alone
 };
 
 // What a rank hands over for one step.
@@ -71,6 +83,16 @@ struct Target {
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous
   void* data = nullptr;
   int device = kHostDevice;
+  std::optional<Shard> shard;  // the box of a global tensor that is wanted here; none: the whole tensor. Replicas do not matter.
+};
+
+// A box of a global tensor as it is stored: packed, in one piece.
+struct StoredBox {
+  std::vector<std::int64_t> offset;  // in the global tensor
+  std::vector<std::int64_t> shape;
+  std::uint32_t file = 0;         // index into Checkpoint::files()
+  std::uint64_t file_offset = 0;  // of its first byte, from the start of the file
+  std::uint64_t size_bytes = 0;
 };
 
 // One tensor of a checkpoint.
@@ -78,9 +100,10 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
+  std::vector<StoredBox> boxes;  // where it lies in parts; none: whole, at
   std::uint32_t file = 0;        // index into Checkpoint::files()
   std::uint64_t offset = 0;      // of its first byte, from the start of the file
-  std::uint64_t size_bytes = 0;  // contiguous there
+  std::uint64_t size_bytes = 0;  // contiguous there; in parts: of all together
   std::string alias_of;          // tied tensor: the name it is stored under; empty if stored itself
 };
 
