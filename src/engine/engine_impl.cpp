@@ -339,7 +339,7 @@ Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
   for (const StreamLayout& part : layout.parts) state_slabs += part.window_count(options_.slab_bytes);
   std::uint64_t slabs = options_.pool_bytes / options_.slab_bytes;
   if (slabs == 0) {
-    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
+    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.local_ranks / options_.slab_bytes);
   }
   SW_TRY(make_pipeline(slabs));
   log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(pipeline_->pool_bytes()),
