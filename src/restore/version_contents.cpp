@@ -143,6 +143,7 @@ class HeaderReader {
     for (StoredBox& box : tensor.boxes) box.file = tensor.file;
     const bool local = tensor.boxes.empty();
     const bool own = viewer_ && viewer_->world == identity.world && viewer_->rank == identity.rank;
+    contents_.left_out |= local && viewer_ && viewer_->world != identity.world;
     if (local && viewer_ && !own) return;
     if (local && !viewer_ && identity.world > 1) {
       tensor.name = local_name(identity.rank, tensor.name);
@@ -211,6 +212,7 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
   SW_ASSIGN(IndexView view, view_index(std::move(entries), manifest.world, viewer, is_global, path));
   contents.files = std::move(view.files);
   contents.tensors = std::move(view.tensors);
+  contents.left_out = view.left_out;
   for (const FileInfoOnTier& file : contents.files)
     contents.data.push_back({directory + "/" + file.name, file.size_bytes, {}, false});
 
