@@ -155,7 +155,8 @@ class HeaderReader {
   // Each header has the boxes of its own file.
   Status join_boxes() {
     std::vector<TensorInfo>& tensors = contents_.tensors;
-    std::ranges::stable_sort(tensors, {}, &TensorInfo::name);
+    std::ranges::sort(tensors, {},
+                      [](const TensorInfo& tensor) { return std::pair(std::string_view(tensor.name), tensor.file); });
     std::size_t kept = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       TensorInfo* const same = kept > 0 && tensors[kept - 1].name == tensors[i].name ? &tensors[kept - 1] : nullptr;
