@@ -187,7 +187,15 @@ Status Checkpoint::read(std::span<const Target> targets) {
     return fail(damaged_or_removed(*impl_->fs, impl_->root, name, std::move(error)));
   };
   auto made = ReadPlan::make(impl_->contents.tensors, targets);
-  if (!made) return made.error().kind == ErrorKind::kCorrupt ? damaged(made.error()) : fail(made.error());
+  if (!made && made.error().kind == ErrorKind::kCorrupt) return damaged(std::move(made).error());
+  if (!made) {
+    Error error = std::move(made).error();
+    if (error.kind == ErrorKind::kMismatch && impl_->contents.left_out)
+      error.message +=
+          fmt::format("; it was saved by {}, and only as many have tensors back that one rank alone had",
+                      impl_->version.world == 1 ? "1 rank" : fmt::format("{} ranks", impl_->version.world));
+    return fail(std::move(error));
+  }
   const ReadPlan& plan = *made;
   if (plan.stored().empty()) return {};
   SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, impl_->devices));

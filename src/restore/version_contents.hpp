@@ -37,7 +37,8 @@ struct VersionContents {
   std::vector<TensorInfo> tensors;  // sorted by name, aliases included, the stored tree left out
   std::map<std::string, std::string> metadata;
   std::string tree;
-  std::string trouble;  // what is not as it should be, and does not matter to this reader; empty: nothing
+  bool left_out = false;  // as in IndexView
+  std::string trouble;    // what is not as it should be, and does not matter to this reader; empty: nothing
 };
 
 // Strictly: the first thing that does not agree is the error. A missing file is kCorrupt: the manifest promised it.

@@ -68,11 +68,12 @@ class IndexViewer {
   }
 
   // What the viewer calls the tensor of this name; nullopt: it is not for him.
-  std::optional<std::string> name_for_viewer(const std::string& name) const {
+  std::optional<std::string> name_for_viewer(const std::string& name) {
     if (!viewer_) return name;
     const auto local = rank_in(name);
     const bool global = world_ > 1 ? !local : viewer_->world == world_ || is_global_(name);
     if (global) return name;
+    view_.left_out |= viewer_->world != world_;
     if (!local || viewer_->world != world_ || viewer_->rank != *local) return std::nullopt;
     return name.substr(name.find('/') + 1);
   }

@@ -29,6 +29,7 @@ struct Viewer {
 struct IndexView {
   std::vector<FileInfoOnTier> files;  // those that hold tensors, by rank; sizes up to the end of their last tensor
   std::vector<TensorInfo> tensors;    // sorted by name
+  bool left_out = false;              // tensors of single ranks, because the viewer's run has another number of ranks
 };
 
 // No viewer: all tensors under the names of the index. Else the global ones, and of the rank-local ones his own under their own names,
