@@ -17,7 +17,7 @@ from .errors import ClosedError, Error, TimeoutError
 from .fence_hooks import FencedMethods, register_step_hook
 from .snapshot import Level, Snapshot
 from .streams import producers, stream_pairs
-from .tree import Capturer
+from .tree import Capturer, Ranks
 
 logger = logging.getLogger("slackwater")
 
@@ -34,7 +34,7 @@ class Session:
         self.mailbox = _core.Mailbox()
         self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox)
         self.methods = FencedMethods()
-        self._capturer = Capturer(allow_pickle)
+        self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
         self._raise_errors = raise_errors
         self._arriving: Snapshot | None = None  # the engine is taking it
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
@@ -46,6 +46,10 @@ class Session:
         self._warned_of_keeper = False
         lifecycle.register(self)
         self.drain_log()
+
+    @property
+    def ranks(self) -> Ranks:
+        return self._capturer.ranks
 
     # Saving
 
