@@ -13,6 +13,7 @@
 #include "bindings.hpp"
 #include "mailbox.hpp"
 #include "snapshot.hpp"
+#include "store_relay.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
@@ -71,11 +72,12 @@ class PyEngine {
   }
 
   static PyEngine open(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& path,
-                       const MailboxHandle& handle) {
+                       const MailboxHandle& handle, const StoreRelayHandle* store) {
     std::shared_ptr<Mailbox> mailbox = handle.box;
     Options options;
     options.path = path;
     for (const auto& [name, value] : settings) value_or_raise(set_option(options, name, value));
+    if (store != nullptr) options.store = store->relay;
     options.log = [mailbox](LogLevel level, std::string_view line) { mailbox->post(level, line); };
     Result<Engine> engine = [&] {
       const nb::gil_scoped_release release;
@@ -194,7 +196,8 @@ void bind_engine(nb::module_& module) {
       .def_ro("registered_buffers", &EngineStats::registered_buffers);
 
   nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
-      .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"))
+      .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"),
+                  nb::arg("store").none() = nb::none())
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "

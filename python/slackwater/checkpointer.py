@@ -22,6 +22,7 @@ from .errors import (
 )
 from .names import Pattern
 from .placement import Placement
+from .ranks import Means, find_ranks
 from .reader import read_copies
 from .session import Session
 from .snapshot import Level, Snapshot
@@ -123,6 +124,8 @@ class Checkpointer:
         world: int | None = None,
         commit_timeout: float | None = None,
         fan_in: int | None = None,
+        local_ranks: int | None = None,
+        coordinator: Means = "auto",
         run_name: str | None = None,
     ) -> None:
         self.path = _directory(path)
@@ -132,6 +135,7 @@ class Checkpointer:
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
+        ranks = find_ranks(coordinator, rank, world, local_ranks)
         settings = {
             "pool": pool,
             "keep": keep,
@@ -147,8 +151,9 @@ class Checkpointer:
             "direct_io": direct_io,
             "stall_timeout": stall_timeout,
             "cuda_driver": cuda_driver,
-            "rank": rank,
-            "world": world,
+            "rank": ranks.rank,
+            "world": ranks.world,
+            "local_ranks": ranks.local_ranks,
             "commit_timeout": commit_timeout,
             "fan_in": fan_in,
             "run_name": run_name,
@@ -160,6 +165,7 @@ class Checkpointer:
             allow_pickle=self._allow_pickle,
             raise_errors=on_error == "raise",
             stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
+            store=ranks.store,
         )
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
         self._finalizer.atexit = False  # lifecycle.py does that
