@@ -44,7 +44,7 @@ Ranges = list[tuple[int, int]]  # (first, end) in the global tensor, in the orde
 def local_boxes(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], cuts: tuple[Cut | None, ...]
 ) -> tuple[Box, ...]:
-    """The boxes of the rank at ``coordinate``, in the order of its local tensor; one box without elements if it has none.
+    """The boxes of the rank at ``coordinate``, in the order of its local tensor; an empty one if it holds nothing.
 
     >>> local_boxes((7,), (3, 2), (2, 1), (Cut(0, 2), Cut(0)))
     (Box(start=(0,), offset=(6,), shape=(1,)),)
@@ -144,6 +144,5 @@ def fit(boxes: Iterable[Box], shape: tuple[int, ...]) -> bool:
     """Whether the boxes fill a local tensor of this shape."""
     found = list(boxes)
     ends = [tuple(map(operator.add, box.start, box.shape)) for box in found]
-    return tuple(map(max, zip(*ends, strict=True))) == shape and sum(math.prod(box.shape) for box in found) == math.prod(
-        shape
-    )
+    elements = sum(math.prod(box.shape) for box in found)
+    return tuple(map(max, zip(*ends, strict=True))) == shape and elements == math.prod(shape)

@@ -23,7 +23,7 @@ def unknown_dtype(dtype: Any, name: str) -> UnsupportedError:
 
 
 Place = tuple[tuple[int, ...], tuple[int, ...]]  # of a box: the shape of the global tensor, and the offset there
-Target = tuple[Any, ...]  # what the engine restores into: name, dtype, shape, strides, address, device, and for a box its Place
+Target = tuple[Any, ...]  # for the engine: name, dtype, shape, strides, address, device; of a box its Place, too
 
 
 class Memory(NamedTuple):

@@ -20,6 +20,7 @@ from .decoder import tag_of
 from .errors import DamagedError, Error, MismatchError, UnsupportedError, UsageError
 from .memory import HOST, Memory, Place, Target
 from .nodes import elements_of, entries_of, has_parts, kind_of, no_tensor, tensor_name, tensor_names, unwrap
+from .problems import Problems
 from .sharding import Replicated, shards_in
 from .tree import Flattener, Ranks, class_name, torch_adapter
 
@@ -27,7 +28,6 @@ logger = logging.getLogger("slackwater")
 
 Assign = Callable[[Any], None]
 _ABSENT: Any = object()
-_SHOWN = 5  # problems of one kind named in a message
 
 
 class Placement:
@@ -64,17 +64,14 @@ class Placement:
         self._written: list[Any] = []  # torch tensors whose version is to be bumped
         self.copies: list[tuple[str, Any]] = []  # (saved name, target): to be read aside and copied
         self._after: list[Callable[[], None]] = []
-        self._missing: dict[str, None] = {}
-        self._extra: list[str] = []
-        self._wrong: list[str] = []
-        self._rank_local: dict[str, None] = {}  # saved by single ranks, of which there were more or fewer than now
+        self._problems = Problems(selected)
         try:
             self._mapping(decoder.load_tree(contents.tree), state, "", None)
         except RecursionError:
             raise UnsupportedError(
                 "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
             ) from None
-        self._complain(contents.version, drop_rank_local)
+        self._problems.settle(contents.version, ranks.world, strict=strict, cast=cast, drop_rank_local=drop_rank_local)
 
     def targets(self) -> list[Target]:
         return [memory.target(name, place) for name, memory, place in self._targets.values()]
@@ -92,71 +89,29 @@ class Placement:
         for action in self._after:
             action()
 
-    # Problems
-
-    def _complain(self, version: _core.VersionInfo, drop_rank_local: bool) -> None:
-        step = version.step
-        parts = []
-        if self._strict and self._missing:
-            parts.append(f"the checkpoint lacks {_list(list(self._missing))}")
-        if self._strict and self._extra:
-            parts.append(f"the given state lacks {_list(self._extra)}")
-        shown = self._wrong[:_SHOWN]
-        if len(self._wrong) > _SHOWN:
-            shown.append(f"and {len(self._wrong) - _SHOWN} more")
-        parts.extend(shown)
-        if not parts:
-            self._settle_rank_local(version, drop_rank_local)
-            return
-        hints = []
-        if self._strict and (self._missing or self._extra):
-            hints.append("strict=False restores what both have")
-        if any("dtype" in problem for problem in self._wrong) and not self._cast:
-            hints.append("cast=True converts dtypes")
-        hint = f" ({'; '.join(hints)})" if hints else ""
-        raise MismatchError(f"the checkpoint of step {step} does not fit the given state: {'; '.join(parts)}{hint}")
-
-    def _settle_rank_local(self, version: _core.VersionInfo, drop: bool) -> None:
-        if not self._rank_local:
-            return
-        what = _list(list(self._rank_local))
-        if not drop:
-            raise MismatchError(
-                f"the checkpoint of step {version.step} was saved by {version.world} ranks and this run has "
-                f"{self._ranks.world}, but {what} belong to single ranks; rank_local='drop' leaves them as they are here"
-            )
-        logger.warning(
-            "step %d was saved by %d ranks, this run has %d: %s belong to single ranks and are left as they are here",
-            version.step,
-            version.world,
-            self._ranks.world,
-            what,
-        )
+    # What does not fit
 
     def _is_rank_local(self, saved: str) -> bool:
         """Whether a tensor that the tree names was one of a single rank, and cannot be had here."""
         return self._other_world and saved not in self._infos
 
-    def _belongs_to_ranks(self, names_of: Iterable[str]) -> None:
-        self._rank_local.update(dict.fromkeys(filter(self._selected, names_of)))
-
     def _differs_between_ranks(self, value: Any, name: str) -> None:
-        """A top-level value for which the ranks that saved it had different trees: only its tensors have names to go by."""
+        """A value at the top for which the ranks that saved it had different trees: its tensors have names to go by."""
         value = value.value if type(value) is Replicated else value
         if self._look.is_tensor(value) or (self._torch is not None and isinstance(value, self._torch.Module)):
-            self._absent(value, name, self._rank_local)
+            self._absent(value, name, self._problems.rank_local)
         else:
-            self._belongs_to_ranks([name])
+            self._problems.rank_local([name])
 
-    def _absent(self, value: Any, name: str, lost: dict[str, None] | None = None) -> None:
+    def _absent(self, value: Any, name: str, lost: Callable[[list[str]], None] | None = None) -> None:
         """The state has it, the tree does not. Of several ranks each has its own tree: tensors may be there still."""
         if not self._has_parts(value):
             return
-        lost = self._missing if lost is None else lost
+        lost = self._problems.missing if lost is None else lost
         flat = Flattener(allow_pickle=True, ranks=self._ranks)
         flat.encode(value, name)
-        if not flat.torch_names + flat.array_names and self._selected(name):
-            lost[name] = None
+        if not flat.torch_names + flat.array_names:
+            lost([name])
         for names_of, tensors, shards in (
             (flat.torch_names, flat.torch_tensors, flat.torch_shards),
             (flat.array_names, [memory.owner for memory in flat.array_memories], flat.array_shards),
@@ -168,7 +123,7 @@ class Placement:
                     shard = shards.get(index)
                     self._write(part, tensor, None if shard is None else (shard[0], shard[1]))
                 else:
-                    lost[part] = None
+                    lost([part])
 
     def _ranks_share(self, saved: str) -> bool:
         """Whether a tensor of the checkpoint is one of all ranks, so that it need not stand in every rank's tree."""
@@ -180,11 +135,11 @@ class Placement:
         if found and self._other_world:
             return  # of rank 0 alone
         if found or not tensor_names(node):
-            self._extra.extend(filter(self._selected, found or [name]))
+            self._problems.extra(found or [name])
 
     def _kind_differs(self, node: Node, target: Any, name: str) -> None:
         if self._selected(name):
-            self._wrong.append(f"'{name}' is a {type(target).__name__} here and {kind_of(node)} in the checkpoint")
+            self._problems.wrong(f"'{name}' is a {type(target).__name__} here and {kind_of(node)} in the checkpoint")
 
     def _has_parts(self, value: Any) -> bool:
         look = self._look
@@ -328,7 +283,7 @@ class Placement:
         if saved is None:
             self._kind_differs(node, target, name)
         elif self._is_rank_local(saved):
-            self._belongs_to_ranks([saved])
+            self._problems.rank_local([saved])
         elif self._selected(saved):
             self._write_boxes(saved, target)
 
@@ -355,11 +310,11 @@ class Placement:
         memory = torch.memory_of(target, saved) if is_torch else arrays.memory_of(target, saved)
         shape = memory.shape if place is None else place[0]
         if shape != info.shape:
-            self._wrong.append(f"'{saved}' has shape {shape} here and {info.shape} in the checkpoint")
+            self._problems.wrong(f"'{saved}' has shape {shape} here and {info.shape} in the checkpoint")
         elif memory.dtype != info.dtype and not self._cast:
-            self._wrong.append(f"'{saved}' has dtype {memory.dtype} here and {info.dtype} in the checkpoint")
+            self._problems.wrong(f"'{saved}' has dtype {memory.dtype} here and {info.dtype} in the checkpoint")
         elif memory.overlaps_itself or not (is_torch or target.flags.writeable):
-            self._wrong.append(
+            self._problems.wrong(
                 f"'{saved}' cannot be written in place: it is read-only, or an expanded view; give an ordinary tensor"
             )
         elif memory.dtype != info.dtype or (
@@ -375,7 +330,7 @@ class Placement:
                 self._written.append(memory.owner)
 
     def _place_aside(self, saved: str, target: Any, memory: Memory, place: Place | None) -> None:
-        """Ranks agree on a version by what the engine could place: what is converted afterwards goes through it, too."""
+        """Ranks agree on a version by what the engine could place: it also places what is converted afterwards."""
         dtype, torch = self.info(saved).dtype, self._torch
         if torch is not None and isinstance(target, torch.Tensor):
             aside = torch.empty(dtype, memory.shape)
@@ -393,19 +348,19 @@ class Placement:
             self._kind_differs(node, target, name)
             return
         if self._is_rank_local(saved):
-            self._belongs_to_ranks([saved])
+            self._problems.rank_local([saved])
             return
         if not self._selected(saved):
             return
         info = self.info(saved)
         memory = arrays.cuda_memory(target, saved)
         if (memory.shape, memory.dtype) != (info.shape, info.dtype):
-            self._wrong.append(
+            self._problems.wrong(
                 f"'{saved}' is {memory.dtype}{list(memory.shape)} here "
                 f"and {info.dtype}{list(info.shape)} in the checkpoint"
             )
         elif memory.overlaps_itself or memory.owner.read_only:
-            self._wrong.append(
+            self._problems.wrong(
                 f"'{saved}' cannot be written in place: it is read-only, or an expanded view; give an ordinary array"
             )
         else:
@@ -456,7 +411,7 @@ class Placement:
     def _object(self, node: Node, target: Any, name: str) -> None:
         if self._whole(node, name):
             if any(map(self._is_rank_local, tensor_names(node))):
-                self._belongs_to_ranks([name])
+                self._problems.rank_local([name])
                 return
             state = self._build(node)
             self._after.append(lambda: _load(target, state, name))
@@ -495,7 +450,7 @@ class Placement:
             if not all(map(self._selected, tensor_names(child) or [names.join(name, str(key))])):
                 partial = True
             elif any(map(self._is_rank_local, tensor_names(child))):
-                self._belongs_to_ranks(tensor_names(child))
+                self._problems.rank_local(tensor_names(child))
                 state[key] = current[key]
             elif saved is not None and self._fits(saved, value := current.get(key), self._casts_itself(value)):
                 self._write_boxes(saved, current[key])  # refuses another dtype; load_state_dict() would cast silently
@@ -545,7 +500,7 @@ class Placement:
         if tag_of(node) == "object" and node["class"] != class_name(optimizer):
             logger.warning("'%s' was saved from %s and is restored into %s", name, node["class"], class_name(optimizer))
         if len(groups) != len(optimizer.param_groups):
-            self._wrong.append(
+            self._problems.wrong(
                 f"'{name}' has {len(optimizer.param_groups)} parameter groups here and {len(groups)} in the checkpoint"
             )
             return
@@ -556,7 +511,7 @@ class Placement:
             if not all(type(number) is int for number in numbers):
                 raise DamagedError(f"the tree of the checkpoint has parameters of '{name}' without their numbers")
             if len(numbers) != len(group["params"]):
-                self._wrong.append(
+                self._problems.wrong(
                     f"group {index} of '{name}' has {len(group['params'])} parameters here "
                     f"and {len(numbers)} in the checkpoint"
                 )
@@ -596,7 +551,7 @@ class Placement:
     def _state_value(self, node: Node, current: Any, like: Any, device: Any) -> Any:
         """One entry of an optimizer: the tensor that is there, if it fits, else a new value."""
         if lost := [part for part in tensor_names(node) if self._is_rank_local(part)]:
-            self._belongs_to_ranks(lost)
+            self._problems.rank_local(lost)
             return current
         saved = tensor_name(node)
         if saved is not None and self._fits(saved, current):
@@ -633,8 +588,3 @@ def _replace_dict(target: Any, value: dict[Any, Any]) -> None:
 
 def _canonical(keys: list[Any]) -> Iterable[Any]:
     return names.strip_wrappers(keys) if all(type(key) is str for key in keys) else keys
-
-
-def _list(items: list[str]) -> str:
-    shown = ", ".join(f"'{item}'" for item in items[:_SHOWN])
-    return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"

@@ -1,4 +1,4 @@
-"""What a caller says about the place of tensors among ranks: ``Shard``, ``Replicated``; and in the words of the engine."""
+"""Where tensors sit among ranks: what a caller says (``Shard``, ``Replicated``), and what the engine is told."""
 
 from __future__ import annotations
 

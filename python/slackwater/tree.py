@@ -67,7 +67,9 @@ class Flattener(codec.Encoder):
     """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways.
 
     Tensors that are boxes of global ones are in ``torch_shards`` and ``array_shards``, by their number; a tensor of
-    several boxes stands there several times, under the same name. With ``known``, the tables of an earlier walk, dicts of tensors whose keys have not changed are not named and
+    several boxes stands there several times, under the same name.
+
+    With ``known``, the tables of an earlier walk, dicts of tensors whose keys have not changed are not named and
     encoded again: their nodes come out as text. ``tables`` are those of this walk.
     """
 

@@ -46,7 +46,7 @@ def cut_out(tensor: torch.Tensor, start: tuple[int, ...], shape: tuple[int, ...]
 
 
 def check(local: torch.Tensor, found: tuple[Box, ...], whole: torch.Tensor, what: Any) -> None:
-    """Every element of the local tensor is in exactly one box, and is the one of the global tensor that the box says."""
+    """Every element of the local tensor is in one box, and is the one of the global tensor that the box says."""
     seen = torch.zeros(local.shape, dtype=torch.int)
     for box in found:
         assert torch.equal(cut_out(local, box.start, box.shape), cut_out(whole, box.offset, box.shape)), what
@@ -155,8 +155,9 @@ def test_replicas_are_the_ranks_along_replicate_dimensions() -> None:
                 return meshes.where(tensor, "w").replicas
 
             assert replicas(Shard(0), Shard(1)) == ("", 0, 1)
-            assert replicas(Replicate(), Shard(0)) == (f"ranks {rank % 2}-{4 + rank % 2} by 2", rank // 2, 3)
-            assert replicas(Shard(0), Replicate()) == (f"ranks {rank - rank % 2}-{rank - rank % 2 + 1} by 1", rank % 2, 2)
+            column, row = rank % 2, rank - rank % 2
+            assert replicas(Replicate(), Shard(0)) == (f"ranks {column}-{column + 4} by 2", rank // 2, 3)
+            assert replicas(Shard(0), Replicate()) == (f"ranks {row}-{row + 1} by 1", column, 2)
             assert replicas(Replicate(), Replicate()) == ("world", rank, 6)
 
 
@@ -167,7 +168,8 @@ def test_a_slice_of_a_mesh_in_replicated_is_repeated_along_the_rest() -> None:
             tensor = distribute_tensor(numbered(6, 2), mesh["tp"], [Shard(0)], src_data_rank=None)
             meshes = Meshes(rank, 4)
             assert meshes.where(tensor, "w").replicas == ("", 0, 1)
-            assert meshes.where(tensor, "w", replicated=True).replicas == (f"ranks {rank % 2}-{2 + rank % 2} by 2", rank // 2, 2)
+            group = f"ranks {rank % 2}-{rank % 2 + 2} by 2"
+            assert meshes.where(tensor, "w", replicated=True).replicas == (group, rank // 2, 2)
 
 
 def test_groups_have_one_name_whatever_the_order() -> None:

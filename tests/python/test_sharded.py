@@ -17,6 +17,7 @@ import pytest
 import slackwater as sw
 import torch
 from rank_processes import run_ranks
+from support import same as equal
 
 TESTS = Path(__file__).parent
 
@@ -38,9 +39,7 @@ def run(program: str, world: int, path: Path) -> dict[str, Any]:
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(
-        a[name].dtype == b[name].dtype and a[name].shape == b[name].shape and torch.equal(a[name], b[name]) for name in a
-    )
+    return a.keys() == b.keys() and all(map(equal, a.values(), (b[name] for name in a)))
 
 
 def on_disk(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
@@ -376,8 +375,9 @@ class Run:
             self.committed = max(self.committed, int(words[0]))
 
     def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        if self.process.poll() is not None:
+            return  # and its ranks with it
+        self.process.kill()
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

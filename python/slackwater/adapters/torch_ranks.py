@@ -51,9 +51,9 @@ class Meshes:
         if not boxes.fit(found, local):
             parts = " and ".join(str(list(box.shape)) for box in found)
             raise UnsupportedError(
-                f"'{name}' is a DTensor of global shape {list(shape)} and placements {tensor.placements}, of which this "
-                f"rank holds {parts}, but its local tensor is {list(local)}: it was not cut as torch.chunk does it, "
-                "strided dimensions last; give its boxes with sw.Shard"
+                f"'{name}' is a DTensor of global shape {list(shape)} and placements {tensor.placements}, of which "
+                f"this rank holds {parts}, but its local tensor is {list(local)}: it was not cut as torch.chunk does "
+                "it, strided dimensions last; give its boxes with sw.Shard"
             )
         return Where(shape, found, self._replicas(mesh, coordinate, cuts, name, replicated))
 
