@@ -57,6 +57,7 @@ class Placement:
         self._allow_pickle = allow_pickle
         self._ranks = ranks = ranks if ranks is not None else Ranks()
         self._other_world = contents.version.world != ranks.world  # the tree is that of rank 0, not of this rank
+        self._of_several = self._other_world or ranks.world > 1
         self._rank_local_values = frozenset(contents.rank_local_values) if self._other_world else frozenset()
         self._torch = torch_adapter()
         self._look = Flattener()  # asked what is a tensor, and how things are named; never encodes
@@ -119,14 +120,14 @@ class Placement:
             for index, (part, tensor) in enumerate(zip(names_of, tensors, strict=True)):
                 if not self._selected(part):
                     continue
-                if part in self._infos and self._ranks_share(part):
+                if self._of_several and part in self._infos:
                     shard = shards.get(index)
                     self._write(part, tensor, None if shard is None else (shard[0], shard[1]))
                 else:
                     lost([part])
 
     def _ranks_share(self, saved: str) -> bool:
-        """Whether a tensor of the checkpoint is one of all ranks, so that it need not stand in every rank's tree."""
+        """Whether a tensor of the checkpoint is for all ranks, so that this one need not have it."""
         return self._other_world or self.info(saved).is_global
 
     def _surplus(self, node: Node, name: str) -> None:
@@ -459,7 +460,7 @@ class Placement:
                 state[key] = self._build(child)
         for canonical, key in own_key.items():  # what this rank's tree, or that of rank 0, does not name
             saved = names.join(name, str(canonical))
-            if self._selected(saved) and saved in self._infos and self._ranks_share(saved):
+            if self._of_several and self._selected(saved) and saved in self._infos:
                 self._write_boxes(saved, current[key])
                 state[key] = current[key]
         if state or not partial:

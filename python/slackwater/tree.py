@@ -107,7 +107,7 @@ class Flattener(codec.Encoder):
             raise UsageError(
                 "the state is nested too deeply; flatten what is deeper than a few hundred levels"
             ) from None
-        if self._ranks.world > 1 and self._torch is not None:
+        if self._torch is not None and (self._ranks.world > 1 or self._torch.is_distributed()):
             self._find_replicas()
         return node
 
@@ -235,7 +235,7 @@ class Flattener(codec.Encoder):
     def _dtensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool) -> Node:
         where = self._ranks.where(tensor, name, self._replicated)
         local = tensor._local_tensor
-        if self._ranks.world == 1:
+        if self._ranks.world == 1 and self._torch.is_wrapper(local):
             return self._tensor(local, name, stands_still, volatile)
         for box, part in self._torch.parts(local, where.boxes, name):
             self.torch_shards[len(self.torch_names)] = where.shard(box)
@@ -283,11 +283,10 @@ class Flattener(codec.Encoder):
         self._replicated = True
         node = self.encode(value.value, name)
         self._replicated = outer
-        if self._ranks.world > 1:
-            for index in range(first_tensor, len(self.torch_names)):
-                self.torch_shards.setdefault(index, self._ranks.whole(self.torch_tensors[index].shape))
-            for index in range(first_array, len(self.array_names)):
-                self.array_shards.setdefault(index, self._ranks.whole(self.array_memories[index].shape))
+        for index in range(first_tensor, len(self.torch_names)):
+            self.torch_shards.setdefault(index, self._ranks.whole(self.torch_tensors[index].shape))
+        for index in range(first_array, len(self.array_names)):
+            self.array_shards.setdefault(index, self._ranks.whole(self.array_memories[index].shape))
         return node
 
     def _find_replicas(self) -> None:

@@ -18,6 +18,10 @@ Module = torch.nn.Module
 Optimizer = torch.optim.Optimizer
 
 
+def is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def is_dtensor(tensor: Any) -> bool:
     return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
 
