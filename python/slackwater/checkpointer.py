@@ -229,7 +229,7 @@ class Checkpointer:
                 cast=cast,
                 selected=selected,
                 allow_pickle=self._allow_pickle,
-                ranks=session.ranks,
+                seat=session.seat,
                 drop_rank_local=rank_local == "drop",
             ),
         )

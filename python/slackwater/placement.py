@@ -21,8 +21,8 @@ from .errors import DamagedError, Error, MismatchError, UnsupportedError, UsageE
 from .memory import HOST, Memory, Place, Target
 from .nodes import elements_of, entries_of, has_parts, kind_of, no_tensor, tensor_name, tensor_names, unwrap
 from .problems import Problems
-from .sharding import Replicated, shards_in
-from .tree import Flattener, Ranks, class_name, torch_adapter
+from .sharding import Replicated, Seat, shards_in
+from .tree import Flattener, class_name, torch_adapter
 
 logger = logging.getLogger("slackwater")
 
@@ -42,7 +42,7 @@ class Placement:
         cast: bool,
         selected: names.Pattern,
         allow_pickle: bool,
-        ranks: Ranks | None = None,
+        seat: Seat | None = None,
         drop_rank_local: bool = False,
     ) -> None:
         if not contents.tree:
@@ -55,9 +55,9 @@ class Placement:
         self._cast = cast
         self._selected = selected
         self._allow_pickle = allow_pickle
-        self._ranks = ranks = ranks if ranks is not None else Ranks()
-        self._other_world = contents.version.world != ranks.world  # the tree is that of rank 0, not of this rank
-        self._of_several = self._other_world or ranks.world > 1
+        self._seat = seat = seat if seat is not None else Seat()
+        self._other_world = contents.version.world != seat.world  # the tree is that of rank 0, not of this rank
+        self._of_several = self._other_world or seat.world > 1
         self._rank_local_values = frozenset(contents.rank_local_values) if self._other_world else frozenset()
         self._torch = torch_adapter()
         self._look = Flattener()  # asked what is a tensor, and how things are named; never encodes
@@ -72,7 +72,7 @@ class Placement:
             raise UnsupportedError(
                 "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
             ) from None
-        self._problems.settle(contents.version, ranks.world, strict=strict, cast=cast, drop_rank_local=drop_rank_local)
+        self._problems.settle(contents.version, seat.world, strict=strict, cast=cast, drop_rank_local=drop_rank_local)
 
     def targets(self) -> list[Target]:
         return [memory.target(name, place) for name, memory, place in self._targets.values()]
@@ -109,7 +109,7 @@ class Placement:
         if not self._has_parts(value):
             return
         lost = self._problems.missing if lost is None else lost
-        flat = Flattener(allow_pickle=True, ranks=self._ranks)
+        flat = Flattener(allow_pickle=True, seat=self._seat)
         flat.encode(value, name)
         if not flat.torch_names + flat.array_names:
             lost([name])
@@ -296,10 +296,10 @@ class Placement:
                 self._write(saved, shard.tensor, (shard.global_shape, shard.offset))
         elif torch is None or not torch.is_dtensor(target):
             self._write(saved, target)
-        elif self._ranks.world == 1:
+        elif self._seat.world == 1:
             self._write(saved, target._local_tensor)
         else:
-            where = self._ranks.where(target, saved, False)
+            where = self._seat.where(target, saved, False)
             for box, part in torch.parts(target._local_tensor, where.boxes, saved):
                 self._write(saved, part, (where.global_shape, box.offset))
 
@@ -321,7 +321,7 @@ class Placement:
         elif memory.dtype != info.dtype or (
             torch.must_be_copied_into(target) if is_torch else memory.owner is not target
         ):
-            if place is None and self._ranks.world == 1:
+            if place is None and self._seat.world == 1:
                 self.copies.append((saved, target))
             else:
                 self._place_aside(saved, target, memory, place)

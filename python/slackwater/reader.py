@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ from .errors import ClosedError, NotFoundError
 from .memory import HOST, Memory
 from .placement import Placement
 from .tree import torch_adapter
+
+
+_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is a tensor, too
 
 
 class TensorInfo(NamedTuple):
@@ -37,7 +41,7 @@ class Reader(Mapping[str, Any]):
         contents = self._checkpoint.contents()
         self._version = contents.version
         self._tree = contents.tree
-        self._infos = {info.name: info for info in contents.tensors if not info.name.startswith("__slackwater")}
+        self._infos = {info.name: info for info in contents.tensors if not _OF_OURS.match(info.name)}
         self._allow_pickle = allow_pickle
         self._lock = threading.Lock()
         self.metadata: dict[str, str] = contents.metadata

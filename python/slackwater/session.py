@@ -16,9 +16,10 @@ from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
 from .fence_hooks import FencedMethods, register_step_hook
 from .ranks import StoreThread
+from .sharding import Seat
 from .snapshot import Level, Snapshot
 from .streams import producers, stream_pairs
-from .tree import Capturer, Ranks
+from .tree import Capturer
 
 logger = logging.getLogger("slackwater")
 
@@ -60,8 +61,8 @@ class Session:
         self.drain_log()
 
     @property
-    def ranks(self) -> Ranks:
-        return self._capturer.ranks
+    def seat(self) -> Seat:
+        return self._capturer.seat
 
     # Saving
 

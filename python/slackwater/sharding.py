@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -101,9 +100,34 @@ class Where(NamedTuple):
         return (self.global_shape, box.offset, *self.replicas)
 
 
-@functools.lru_cache(maxsize=10_000)
-def whole_on_all(shape: tuple[int, ...], rank: int, world: int) -> EngineShard:
-    return Where(shape, (), Replicas(WORLD, rank, world)).shard(boxes.whole(shape))
+class Seat:
+    """Which of how many ranks this process is, and where its tensors sit. Made once, so that DTensors are looked at once.
+
+    One thread at a time.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        self.rank = rank
+        self.world = world
+        self.on_all = Replicas(WORLD, rank, world)
+        self._meshes: Any = None
+        self._whole: dict[tuple[int, ...], EngineShard] = {}
+
+    def where(self, tensor: Any, name: str, replicated: bool) -> Where:
+        """Of a DTensor."""
+        if self._meshes is None:
+            from .adapters.torch_ranks import Meshes
+
+            self._meshes = Meshes(self.rank, self.world)
+        return self._meshes.where(tensor, name, replicated)
+
+    def whole(self, shape: Sequence[int]) -> EngineShard:
+        """A tensor that all ranks hold."""
+        key = tuple(shape)
+        found = self._whole.get(key)
+        if found is None:
+            found = self._whole[key] = Where(key, (), self.on_all).shard(boxes.whole(key))
+        return found
 
 
 def group_text(ranks: Iterable[int], world: int) -> str:

@@ -15,7 +15,7 @@ from .adapters import arrays
 from .codec import Node
 from .errors import UsageError
 from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, HOST, SMALL_BYTES, Memory
-from .sharding import EngineShard, Replicated, Shard, Where, shards_in, whole_on_all
+from .sharding import EngineShard, Replicated, Replicas, Seat, Shard, shards_in
 
 logger = logging.getLogger("slackwater")
 
@@ -44,25 +44,6 @@ class Table(NamedTuple):
 _TABLE_KEYS = frozenset({str, int})  # of these types exactly: equal keys then are the same keys
 
 
-class Ranks:
-    """Which of how many this process is, and the places of its DTensors, kept from save to save."""
-
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        self.rank = rank
-        self.world = world
-        self._meshes: Any = None
-
-    def where(self, tensor: Any, name: str, replicated: bool) -> Where:
-        if self._meshes is None:
-            from .adapters.torch_ranks import Meshes
-
-            self._meshes = Meshes(self.rank, self.world)
-        return self._meshes.where(tensor, name, replicated)
-
-    def whole(self, shape: Iterable[int]) -> EngineShard:
-        return whole_on_all(tuple(shape), self.rank, self.world)
-
-
 class Flattener(codec.Encoder):
     """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways.
 
@@ -74,11 +55,11 @@ class Flattener(codec.Encoder):
     """
 
     def __init__(
-        self, allow_pickle: bool = False, known: dict[str, Table] | None = None, ranks: Ranks | None = None
+        self, allow_pickle: bool = False, known: dict[str, Table] | None = None, seat: Seat | None = None
     ) -> None:
         super().__init__(allow_pickle)
         self._known = known
-        self._ranks = ranks if ranks is not None else Ranks()
+        self._seat = seat if seat is not None else Seat()
         self.tables: dict[str, Table] = {}
         self.torch_names: list[str] = []
         self.torch_tensors: list[Any] = []
@@ -107,7 +88,7 @@ class Flattener(codec.Encoder):
             raise UsageError(
                 "the state is nested too deeply; flatten what is deeper than a few hundred levels"
             ) from None
-        if self._torch is not None and (self._ranks.world > 1 or self._torch.is_distributed()):
+        if self._torch is not None and (self._seat.world > 1 or self._torch.is_distributed()):
             self._find_replicas()
         return node
 
@@ -233,9 +214,9 @@ class Flattener(codec.Encoder):
         return {"$t": name}
 
     def _dtensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool) -> Node:
-        where = self._ranks.where(tensor, name, self._replicated)
+        where = self._seat.where(tensor, name, self._replicated)
         local = tensor._local_tensor
-        if self._ranks.world == 1 and self._torch.is_wrapper(local):
+        if self._seat.world == 1 and self._torch.is_wrapper(local):
             return self._tensor(local, name, stands_still, volatile)
         for box, part in self._torch.parts(local, where.boxes, name):
             self.torch_shards[len(self.torch_names)] = where.shard(box)
@@ -246,14 +227,15 @@ class Flattener(codec.Encoder):
         """Boxes given by hand."""
         if len({shard.global_shape for shard in shards}) != 1:
             raise UsageError(f"the boxes of '{name}' have different global shapes")
+        replicas = self._seat.on_all if self._replicated else Replicas()
         nodes = []
         for shard in shards:
-            value = shard.tensor
+            value, place = shard.tensor, (shard.global_shape, shard.offset, *replicas)
             if arrays.is_array(value):
-                self.array_shards[len(self.array_names)] = (shard.global_shape, shard.offset, "", 0, 1)
+                self.array_shards[len(self.array_names)] = place
                 nodes.append(self._array(arrays.memory_of(value, name), name))
             elif self._torch is not None and type(value) in self._plain_tensors:
-                self.torch_shards[len(self.torch_names)] = (shard.global_shape, shard.offset, "", 0, 1)
+                self.torch_shards[len(self.torch_names)] = place
                 nodes.append(self._plain_tensor(value, name, self._stands_still, False))
             else:
                 raise UsageError(
@@ -284,14 +266,14 @@ class Flattener(codec.Encoder):
         node = self.encode(value.value, name)
         self._replicated = outer
         for index in range(first_tensor, len(self.torch_names)):
-            self.torch_shards.setdefault(index, self._ranks.whole(self.torch_tensors[index].shape))
+            self.torch_shards.setdefault(index, self._seat.whole(self.torch_tensors[index].shape))
         for index in range(first_array, len(self.array_names)):
-            self.array_shards.setdefault(index, self._ranks.whole(self.array_memories[index].shape))
+            self.array_shards.setdefault(index, self._seat.whole(self.array_memories[index].shape))
         return node
 
     def _find_replicas(self) -> None:
         """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers."""
-        torch, world = self._torch, self._ranks.world
+        torch, world = self._torch, self._seat.world
         replicated: set[int] = set()
         for module, given in self._modules:
             parameters = list(torch.ddp_parameters(module, world))
@@ -308,7 +290,7 @@ class Flattener(codec.Encoder):
         if replicated:
             for index, tensor in enumerate(self.torch_tensors):
                 if id(tensor) in replicated:
-                    self.torch_shards.setdefault(index, self._ranks.whole(tensor.shape))
+                    self.torch_shards.setdefault(index, self._seat.whole(tensor.shape))
 
     def _module(self, module: Any, name: str) -> Node:
         torch = self._torch
@@ -399,7 +381,7 @@ class Capturer:
 
     def __init__(self, allow_pickle: bool, rank: int = 0, world: int = 1) -> None:
         self._allow_pickle = allow_pickle
-        self.ranks = Ranks(rank, world)
+        self.seat = Seat(rank, world)
         self._key: tuple[Any, ...] | None = None
         self._structure: _core.Structure | None = None
         self._tables: dict[str, Table] = {}
@@ -407,7 +389,7 @@ class Capturer:
 
     def capture(self, state: Any, compute: bool = True) -> Capture:
         """With ``compute``, tensors on a device may be packed there, on the current stream."""
-        flat = Flattener(self._allow_pickle, self._tables, self.ranks)
+        flat = Flattener(self._allow_pickle, self._tables, self.seat)
         node = flat.flatten(state)
         self._tables = flat.tables
         result = Capture()
@@ -447,7 +429,7 @@ class Capturer:
             flat.array_shards,
         )
         if key != self._key:
-            if self._key is None and self.ranks.world > 1 and self.ranks.rank == 0:
+            if self._key is None and self.seat.world > 1 and self.seat.rank == 0:
                 _hint_at_replicas(flat)
             self._structure = self._build(flat, volatile, dtypes, shapes, strides, devices)
             self._key = key
@@ -525,6 +507,6 @@ def _hint_at_replicas(flat: Flattener) -> None:
             "hold the same there, say so: sw.Replicated(x) is written once, and restored on any number of ranks",
             ", ".join(f"'{top}'" for top in large),
             sum(sizes[top] for top in large) / (1 << 20),
-            flat._ranks.world,
-            flat._ranks.world,
+            flat._seat.world,
+            flat._seat.world,
         )

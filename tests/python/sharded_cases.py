@@ -8,7 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from slackwater.adapters.torch_ranks import Meshes
-from slackwater.tree import Flattener, Ranks
+from slackwater.sharding import Seat
+from slackwater.tree import Flattener
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -84,7 +85,7 @@ def tensors_of(**state: Any) -> dict[str, Any]:
             found[name] = tensor
             return {"$t": name}
 
-    flat = Collector(ranks=Ranks(dist.get_rank(), dist.get_world_size()))
+    flat = Collector(seat=Seat(dist.get_rank(), dist.get_world_size()))
     flat.flatten(state)
     return {**found, **dict(zip(flat.torch_names, flat.torch_tensors, strict=True))}
 

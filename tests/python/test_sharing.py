@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
-from slackwater.tree import Flattener, Ranks, Table
+from slackwater.sharding import Seat
+from slackwater.tree import Flattener, Table
 from test_boxes import rank_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -27,7 +28,7 @@ def _one_of_four() -> Iterator[None]:
 
 def shards(state: dict[str, Any], known: dict[str, Table] | None = None) -> dict[str, Any]:
     """Name -> (global shape, offset, group, replica, replicas), or None for what is this rank's own."""
-    flat = Flattener(known=known, ranks=Ranks(RANK, WORLD))
+    flat = Flattener(known=known, seat=Seat(RANK, WORLD))
     flat.flatten(state)
     if known is not None:
         known.update(flat.tables)
@@ -94,7 +95,7 @@ def test_replicated_reaches_all_that_is_below() -> None:
 
 def test_replicated_is_not_seen_in_names_or_trees() -> None:
     for value in (torch.ones(2), {"w": torch.ones(2), "n": 1}, torch.nn.Linear(1, 1), [1, 2]):
-        plain, said = Flattener(ranks=Ranks(RANK, WORLD)), Flattener(ranks=Ranks(RANK, WORLD))
+        plain, said = Flattener(seat=Seat(RANK, WORLD)), Flattener(seat=Seat(RANK, WORLD))
         assert plain.flatten({"a.b": value}) == said.flatten({"a.b": sw.Replicated(value)})
         assert plain.torch_names == said.torch_names
 
@@ -135,7 +136,7 @@ def test_boxes_given_by_hand() -> None:
         "one": sw.Shard(np.ones((2, 3)), (8, 3), (2, 0)),
         "two": [sw.Shard(first, (8, 3), (2, 0)), sw.Shard(second, (8, 3), (7, 0))],
     }
-    flat = Flattener(ranks=Ranks(RANK, WORLD))
+    flat = Flattener(seat=Seat(RANK, WORLD))
     assert flat.flatten(state) == {"one": {"$a": "one"}, "two": {"$t": "two"}}
     assert flat.torch_names == ["two", "two"] and flat.torch_tensors[1] is second
     assert [flat.torch_shards[index][1] for index in (0, 1)] == [(2, 0), (7, 0)]
@@ -144,7 +145,7 @@ def test_boxes_given_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "offset", "problem"),
-    [((8,), (0, 0), "same length"), ((8, 3), (7, 0), "within"), ((8, -3), (0, 0), "global_shape"), (8, (0, 0), "global")],
+    [((8,), (0, 0), "same length"), ((8, 3), (7, 0), "within"), ((8, -3), (0, 0), "global_shape"), (8, (0,), "global")],
 )
 def test_boxes_that_cannot_be_are_refused(shape: Any, offset: Any, problem: str) -> None:
     with pytest.raises(sw.UsageError, match=problem):
@@ -162,7 +163,7 @@ def test_a_tensor_in_several_boxes_has_a_view_for_each() -> None:
     whole = torch.arange(16)
     placements = [_StridedShard(0, split_factor=2)]
     tensor = distribute_tensor(whole, init_device_mesh("cpu", (WORLD,)), placements, src_data_rank=None)
-    flat = Flattener(ranks=Ranks(RANK, WORLD))
+    flat = Flattener(seat=Seat(RANK, WORLD))
     flat.flatten({"w": tensor})
     assert flat.torch_names == ["w", "w"]
     for index, part in enumerate(flat.torch_tensors):
