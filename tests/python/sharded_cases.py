@@ -64,8 +64,9 @@ def uneven(seed: int, data: int, tensor: int) -> nn.Module:
     torch.manual_seed(seed)
     net = nn.ModuleDict({"seven": nn.Linear(4, 7), "thirteen": nn.Linear(4, 13)})
     mesh = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("dp", "tp"))
-    parallelize_module(net, mesh["tp"], {"seven": ColwiseParallel(), "thirteen": ColwiseParallel()})
-    fully_shard(net, mesh=mesh["dp"])
+    for layer in net.values():
+        parallelize_module(layer, mesh["tp"], ColwiseParallel())
+        fully_shard(layer, mesh=mesh["dp"])
     return net
 
 

@@ -21,15 +21,26 @@ from support import same as equal
 
 TESTS = Path(__file__).parent
 
-PRELUDE = f"""
+PRELUDE = f'''
 sys.path.insert(0, {str(TESTS)!r})
 import slackwater
 from sharded_cases import *
 from torch.nn.parallel import DistributedDataParallel
 
+def turns(rank, *worlds):
+    """The same processes as one number of ranks after the other; those that are too many stand aside."""
+    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    for turn, ranks in enumerate(worlds):
+        if rank < ranks:
+            store = dist.PrefixStore(str(turn), client)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+            yield ranks
+            dist.barrier()
+            dist.destroy_process_group()
+
 def checkpointer(name="run", **options):
     return sw.Checkpointer(f"{{path}}/{{name}}", keep=0, commit_timeout=30, **{{**SMALL, **options}})
-"""
+'''
 
 
 def run(program: str, world: int, path: Path) -> dict[str, Any]:
@@ -49,115 +60,94 @@ def on_disk(path: Path, step: int | None = None) -> dict[str, torch.Tensor]:
 
 FSDP = """
 def main(rank):
-    join(rank)
-    net = fsdp(seed=world)
-    optim = optimizer(net)
-    state = {"model": net, "optim": optim, "epoch": 0}
-    with checkpointer() as ckpt:
-        start = ckpt.restore(state) or 0
-        assert state["epoch"] == start
-        keep(gathered(model=net, optim=optim), f"{path}/restored-{start}.pt")
-        for step in (start + 1, start + 2):
-            train(net, optim, step)
-            state["epoch"] = step
-            ckpt.save(step, state)
-        keep(gathered(model=net, optim=optim), f"{path}/saved-{step}.pt")
+    for ranks in turns(rank, 4, 2, 3):
+        net = fsdp(seed=ranks)
+        optim = optimizer(net)
+        state = {"model": net, "optim": optim, "epoch": 0}
+        with checkpointer() as ckpt:
+            start = ckpt.restore(state) or 0
+            assert state["epoch"] == start
+            keep(gathered(model=net, optim=optim), f"{path}/restored-{start}.pt")
+            for step in (start + 1, start + 2):
+                train(net, optim, step)
+                state["epoch"] = step
+                ckpt.save(step, state)
+            keep(gathered(model=net, optim=optim), f"{path}/saved-{step}.pt")
 """
 
 
 def test_fsdp_goes_from_four_ranks_to_two_to_three(tmp_path: Path) -> None:
-    last = 0
-    for world in (4, 2, 3):
-        run(FSDP, world, tmp_path)
-        saved = torch.load(tmp_path / f"saved-{last + 2}.pt")
+    run(FSDP, 4, tmp_path)
+    for step in (2, 4, 6):
+        saved = torch.load(tmp_path / f"saved-{step}.pt")
         assert len(saved) == 9 * 4
-        assert same(on_disk(tmp_path / "run", last + 2), saved)
-        if last:
-            assert same(torch.load(tmp_path / f"restored-{last}.pt"), torch.load(tmp_path / f"saved-{last}.pt"))
-        last += 2
+        assert same(on_disk(tmp_path / "run", step), saved)
+        assert step == 6 or same(torch.load(tmp_path / f"restored-{step}.pt"), saved)
     tree = sw.load(tmp_path / "run")
     assert tree["epoch"] == 6
     assert torch.equal(tree["optim"]["state"][0]["exp_avg"], saved["optim.state.0.exp_avg"])
 
 
-TENSOR_PARALLEL = """
+MESHES = """
 def main(rank):
-    join(rank)
-    net = tensor_parallel(seed=1, data=2, tensor=2)
-    optim = optimizer(net)
-    state = {"model": sw.Replicated(net), "optim": sw.Replicated(optim)}
-    with checkpointer() as ckpt:
-        for step in (1, 2):
-            train(net, optim, step)
-            ckpt.save(step, state)
-        keep(gathered(model=net, optim=optim), f"{path}/saved.pt")
-"""
-DATA_PARALLEL = """
-def main(rank):
-    join(rank)
-    net = fsdp(seed=2)
-    optim = optimizer(net)
-    with checkpointer() as ckpt:
-        assert ckpt.restore({"model": net, "optim": optim}) == 2
-    keep(gathered(model=net, optim=optim), f"{path}/restored.pt")
-    train(net, optim, 3)
+    for turn, _ in enumerate(turns(rank, 4, 4)):
+        net = fsdp(seed=2) if turn else tensor_parallel(seed=1, data=2, tensor=2)
+        optim = optimizer(net)
+        state = {"model": sw.Replicated(net), "optim": sw.Replicated(optim)}
+        with checkpointer() as ckpt:
+            assert ckpt.restore(state) == (2 if turn else None)
+            for step in () if turn else (1, 2):
+                train(net, optim, step)
+                ckpt.save(step, state)
+        keep(gathered(model=net, optim=optim), f"{path}/{turn}.pt")
+        train(net, optim, 3)
 """
 
 
 def test_tensor_and_data_parallel_go_to_data_parallel_alone(tmp_path: Path) -> None:
-    run(TENSOR_PARALLEL, 4, tmp_path)
-    saved = torch.load(tmp_path / "saved.pt")
+    run(MESHES, 4, tmp_path)
+    saved = torch.load(tmp_path / "0.pt")
     assert same(on_disk(tmp_path / "run"), saved)
-    run(DATA_PARALLEL, 4, tmp_path)
-    assert same(torch.load(tmp_path / "restored.pt"), saved)
+    assert same(torch.load(tmp_path / "1.pt"), saved)
 
 
 UNEVEN = """
 def main(rank):
-    join(rank)
-    net = uneven(seed=world, data=world // 2, tensor=2)
-    with checkpointer() as ckpt:
-        if world == 6:
-            ckpt.save(1, {"model": net})
-        else:
-            assert ckpt.restore({"model": net}) == 1
-    keep(gathered(model=net), f"{path}/{world}.pt")
+    for ranks in turns(rank, 6, 4):
+        net = uneven(seed=ranks, data=ranks // 2, tensor=2)
+        with checkpointer() as ckpt:
+            if ranks == 6:
+                ckpt.save(1, {"model": net})
+            else:
+                assert ckpt.restore({"model": net}) == 1
+        keep(gathered(model=net), f"{path}/{ranks}.pt")
 """
 
 
 def test_uneven_rows_of_tensor_and_data_parallel(tmp_path: Path) -> None:
     run(UNEVEN, 6, tmp_path)
     saved = torch.load(tmp_path / "6.pt")
-    assert same(on_disk(tmp_path / "run"), saved)
     torch.manual_seed(6)
     assert torch.equal(saved["model.seven.weight"], torch.nn.Linear(4, 7).weight)
-    run(UNEVEN, 4, tmp_path)
+    assert torch.equal(saved["model.thirteen.weight"], torch.nn.Linear(4, 13).weight)
+    assert same(on_disk(tmp_path / "run"), saved)
     assert same(torch.load(tmp_path / "4.pt"), saved)
 
 
 DDP = """
 def main(rank):
-    join(rank)
-    torch.manual_seed(0)
-    net = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(150, 150) for _ in range(12))))
-    optim = optimizer(net)
-    net(torch.randn(4, 150)).sum().backward()
-    optim.step()
-    with checkpointer() as ckpt:
-        ckpt.save(1, {"model": net, "optim": optim})
-    keep(gathered(model=net, optim=optim), f"{path}/saved.pt")
-"""
-DDP_ON_TWO = """
-def main(rank):
-    join(rank)
-    net = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(150, 150) for _ in range(12))))
-    optim = optimizer(net)
-    with checkpointer() as ckpt:
-        assert ckpt.restore({"model": net, "optim": optim}) == 1
-        restored = gathered(model=net, optim=optim)
-        saved = torch.load(f"{path}/saved.pt")
-        assert restored.keys() == saved.keys()
-        assert all(torch.equal(restored[name], saved[name]) for name in saved)
+    for ranks in turns(rank, 4, 2):
+        torch.manual_seed(ranks)
+        net = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(150, 150) for _ in range(12))))
+        optim = optimizer(net)
+        with checkpointer() as ckpt:
+            if ranks == 4:
+                net(torch.randn(4, 150)).sum().backward()
+                optim.step()
+                ckpt.save(1, {"model": net, "optim": optim})
+            else:
+                assert ckpt.restore({"model": net, "optim": optim}) == 1
+        torch.save(gathered(model=net, optim=optim), f"{path}/{ranks}-{rank}.pt")
 """
 
 
@@ -169,14 +159,14 @@ def data_bytes(file: Path) -> int:
 
 def test_ddp_writes_every_byte_once_and_all_ranks_write_the_same_share(tmp_path: Path) -> None:
     run(DDP, 4, tmp_path)
-    saved = torch.load(tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "4-0.pt")
     replica = sum(tensor.numel() * tensor.itemsize for tensor in saved.values())
     shares = [data_bytes(file) for file in sorted((tmp_path / "run").glob("step-*/rank-*.safetensors"))]
     assert len(shares) == 4 and sum(shares) == replica
     assert max(shares) <= 1.05 * replica / 4 and min(shares) >= 0.95 * replica / 4
     assert same(on_disk(tmp_path / "run"), saved)
 
-    run(DDP_ON_TWO, 2, tmp_path)
+    assert all(same(torch.load(tmp_path / f"2-{rank}.pt"), saved) for rank in range(2))
     model = torch.nn.Sequential(*(torch.nn.Linear(150, 150) for _ in range(12)))  # and one rank, without DDP
     optim = torch.optim.AdamW(model.parameters())
     with sw.Checkpointer(tmp_path / "run", pool="4MiB", slab="1MiB") as ckpt:
@@ -185,9 +175,12 @@ def test_ddp_writes_every_byte_once_and_all_ranks_write_the_same_share(tmp_path:
     assert torch.equal(optim.state[model[3].weight]["exp_avg_sq"], saved["optim.state.6.exp_avg_sq"])
 
 
-RANK_LOCAL_SAVED = """
+RANK_LOCAL = """
 def main(rank):
-    join(rank)
+    for ranks in turns(rank, 2, 3):
+        (save if ranks == 2 else restore)(rank)
+
+def save(rank):
     net = fsdp(seed=1)
     torch.manual_seed(rank)
     state = {
@@ -198,10 +191,8 @@ def main(rank):
     }
     with checkpointer() as ckpt:
         ckpt.save(1, state)
-"""
-RANK_LOCAL_RESTORED = """
-def main(rank):
-    join(rank)
+
+def restore(rank):
     net = fsdp(seed=2)
     before = gathered(model=net)
     rows = torch.zeros(2, 3)
@@ -232,8 +223,7 @@ def main(rank):
 
 
 def test_what_belongs_to_single_ranks_is_named_or_dropped(tmp_path: Path) -> None:
-    run(RANK_LOCAL_SAVED, 2, tmp_path)
-    assert run(RANK_LOCAL_RESTORED, 3, tmp_path)["lines"] == ["good"] * 3
+    assert run(RANK_LOCAL, 3, tmp_path)["lines"] == ["good"] * 3
     with sw.open(tmp_path / "run") as checkpoint:
         assert checkpoint["rank-00001/mine"].tolist() == [10, 11, 12]
         assert checkpoint["grid"][:, 0].tolist() == [0, 0, 1, 1, 0, -1]
@@ -311,11 +301,7 @@ def test_hints_and_refusals(tmp_path: Path) -> None:
 
 VERIFY = """
 def main(rank):
-    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
-    for ranks in (2, 3, 4):
-        if rank >= ranks:
-            continue
-        dist.init_process_group("gloo", store=dist.PrefixStore(str(ranks), client), rank=rank, world_size=ranks)
+    for ranks in turns(rank, 2, 3, 4):
         net = fsdp(seed=ranks)
         optim = optimizer(net)
         with checkpointer() as ckpt:
@@ -323,7 +309,6 @@ def main(rank):
         found = digest(gathered(model=net, optim=optim))
         if rank == 0:
             print(f"{ranks} {step} {found}", flush=True)
-        dist.destroy_process_group()
 """
 
 
