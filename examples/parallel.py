@@ -44,7 +44,7 @@ def train(
     with sw.Checkpointer(args.directory) as ckpt:  # finds out itself which rank it is
         start = ckpt.restore(state) or 0
         if leads and start:
-            print(f"goes on from step {start} with {dist.get_world_size()} ranks", flush=True)
+            print(f"goes on from step {start}, ranks: {dist.get_world_size()}", flush=True)
         for step in range(start + 1, args.steps + 1):
             tokens, targets = (rows.chunk(parts)[part] for rows in next(batches))
             loss = model(tokens, targets)
