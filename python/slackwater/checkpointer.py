@@ -201,17 +201,21 @@ class Checkpointer:
         cast: bool = False,
         only: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
+        rank_local: Literal["error", "drop"] = "error",
     ) -> int | None:
         """Bring ``state`` back, in place, to the newest good checkpoint or to that of ``step``.
 
         Returns the step; None if there is nothing to restore. ``strict``: tensor names must match. ``cast``: convert
         dtypes that differ. ``only`` and ``exclude``: name patterns such as ``"model.*"``. A damaged checkpoint is
-        reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given.
+        reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given. ``rank_local``: what
+        belongs to single ranks, if another number of ranks saved it: an error, or left as it is here.
         """
         session = self._session
         session.check_open()
         if not isinstance(state, MutableMapping):
             raise UsageError(f"the state is a {type(state).__name__}; give the dict that is given to save()")
+        if rank_local not in ("error", "drop"):
+            raise UsageError(f"rank_local is {rank_local!r}; it is 'error' or 'drop'")
         wanted = None if step is None else _whole("step", step, least=0)
         selected = Pattern(only, exclude)
         session.fence()
@@ -219,7 +223,14 @@ class Checkpointer:
             session,
             self.path,
             lambda contents: Placement(
-                state, contents, strict=strict, cast=cast, selected=selected, allow_pickle=self._allow_pickle
+                state,
+                contents,
+                strict=strict,
+                cast=cast,
+                selected=selected,
+                allow_pickle=self._allow_pickle,
+                seat=session.seat,
+                drop_rank_local=rank_local == "drop",
             ),
         )
         try:

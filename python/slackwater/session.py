@@ -16,6 +16,7 @@ from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
 from .fence_hooks import FencedMethods, register_step_hook
 from .ranks import StoreThread
+from .sharding import Seat
 from .snapshot import Level, Snapshot
 from .streams import producers, stream_pairs
 from .tree import Capturer
@@ -46,7 +47,7 @@ class Session:
         if self._store is not None:
             self._store.start()
         self.methods = FencedMethods()
-        self._capturer = Capturer(allow_pickle)
+        self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
         self._raise_errors = raise_errors
         self._arriving: Snapshot | None = None  # the engine is taking it
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
@@ -58,6 +59,10 @@ class Session:
         self._warned_of_keeper = False
         lifecycle.register(self)
         self.drain_log()
+
+    @property
+    def seat(self) -> Seat:
+        return self._capturer.seat
 
     # Saving
 
