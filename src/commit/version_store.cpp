@@ -98,7 +98,6 @@ class VersionStore::Impl {
   std::unique_ptr<FileLock> lock_;
   std::optional<Attempt> attempt_;    // claimed
   std::uint32_t authority_ = 0;       // number of attempt_; before claim(), the newest found by open()
-  std::uint64_t published_ = 0;       // decisions tried: makes their private names unique
   std::set<VersionName> doubtful_;    // committed, but the last sync failed
   std::set<VersionName> left_alone_;  // mentioned once in the log, not again
 };
@@ -251,7 +250,8 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
   const VersionName version{manifest.step, manifest.attempt};
   const bool commit = manifest.decision == Decision::kCommit;
   if (commit) SW_TRY(check_newest());
-  const std::string unique = fmt::format("{}-{}", attempt_->run, published_++);
+  // Of its own for each rank: several may give a step up at once.
+  const std::string unique = random_id();
   const Status published = publish_exclusively(fs_, path_of(version), kManifestName, serialize(manifest), unique);
   if (!published) {
     // An abort that a power cut takes back leaves an undecided version, which counts as little.

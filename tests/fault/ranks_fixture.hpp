@@ -103,9 +103,9 @@ class HandClock final : public Clock {
   const std::atomic<std::int64_t>& moved_ns_;
 };
 
-// A little of the time-out: those who know the reason have their say before those who only ran out of patience.
-inline void move_a_little(std::atomic<std::int64_t>& moved_ns) {
-  moved_ns += std::chrono::nanoseconds(kCommitTimeout).count() / 16;
+inline void move(std::atomic<std::int64_t>& moved_ns, double timeouts) {
+  moved_ns +=
+      static_cast<std::int64_t>(timeouts * static_cast<double>(std::chrono::nanoseconds(kCommitTimeout).count()));
 }
 
 // One rank: its engine, its disk, and a state whose every byte tells which run, step and rank it is of.
@@ -179,7 +179,7 @@ class Ranks {
         ADD_FAILURE() << "it hangs: " << status.error().message;
         return status;
       }
-      move_a_little(clock);
+      move(clock, 0.1);
     }
   }
   // All ranks commit this step, and no time passes.

@@ -164,7 +164,7 @@ TEST_F(RanksMatrixTest, ADecisionWhoseSyncFailsIsInDoubtOnAllRanks) {
 
 // What the processes of the ranks tell the test.
 struct Event {
-  enum class Kind : std::uint8_t { kRestored, kHangs, kDurable, kEnded, kWrong };
+  enum class Kind : std::uint8_t { kRestored, kHangs, kWaits, kEnded, kWrong };
   Kind kind;
   std::uint32_t rank;
   std::uint64_t step;
@@ -213,6 +213,7 @@ class RankProcesses {
     }
     process = -1;
   }
+  void pass(double timeouts) { move(*clock_, timeouts); }
   // Until each of these ranks has told this; time passes meanwhile if it may.
   [[nodiscard]] std::map<std::uint32_t, Event> await(Event::Kind kind, std::vector<std::uint32_t> ranks,
                                                      bool time_passes) {
@@ -228,7 +229,7 @@ class RankProcesses {
         ADD_FAILURE() << "a rank hangs";
         return found;
       }
-      if (time_passes) move_a_little(*clock_);
+      if (time_passes) pass(0.1);
       read_one();
     }
   }
@@ -246,7 +247,7 @@ class RankProcesses {
     std::snprintf(event.words, sizeof event.words, "%s", words.c_str());
     if (::write(out_.get(), &event, sizeof event) != sizeof event) ::_exit(1);  // whole: it is shorter than PIPE_BUF
   }
-  // A rank: restores, commits one step, and saves another, at which it may come to hang.
+  // A rank: restores, commits one step, and saves another, at which it comes to hang at a place, or waits for the others.
   void live(const std::string& path, std::uint32_t number, std::optional<FaultSite> hangs) const {
     try {
       Rank rank(rank_options(path, number), *clock_, 1);
@@ -258,15 +259,13 @@ class RankProcesses {
       tell(Event::Kind::kRestored, number, step, false, "");
       if (const Status first = rank.save(++step).wait(Level::kCommitted); !first)
         tell(Event::Kind::kWrong, number, step, false, first.error().to_string());
-      if (hangs) rank.fs->hang(hangs->call, {.path = hangs->path});
+      const FaultSite waits{FsCall::kList, number % 2 == 0 ? "/votes-" : "/outcomes"};
+      const FaultSite site = hangs.value_or(waits);
+      rank.fs->hang(site.call, {.path = site.path});
       Snapshot saved = rank.save(++step);
-      if (hangs) {
-        rank.fs->wait_hung(1);
-        tell(Event::Kind::kHangs, number, step, false, "");
-        for (;;) ::pause();
-      }
-      static_cast<void>(saved.wait(Level::kDurable));
-      tell(Event::Kind::kDurable, number, step, false, "");
+      rank.fs->wait_hung(1);
+      tell(hangs ? Event::Kind::kHangs : Event::Kind::kWaits, number, step, false, "");
+      if (!hangs) rank.fs->release_hung();
       const Status last = saved.wait(Level::kCommitted);
       tell(Event::Kind::kEnded, number, step, last.has_value(), last ? "" : last.error().message);
       for (;;) ::pause();  // until the launcher ends it
@@ -301,12 +300,14 @@ TEST(RanksDeathTest, ADeathIsOneOutcomeForTheSurvivorsAndTheNextStartCommits) {
       std::vector<std::uint32_t> survivors{0, 1, 2, 3};
       std::erase(survivors, victim);
       static_cast<void>(ranks.await(Event::Kind::kHangs, {victim}, false));
-      static_cast<void>(ranks.await(Event::Kind::kDurable, survivors, false));
+      static_cast<void>(ranks.await(Event::Kind::kWaits, survivors, false));
       // Its ballot is in, so the leader commits; a speaker may have looked for the outcome before it had reported.
       const bool voted = phase == Phase::kLearn && role == Role::kMember;
       if (voted) static_cast<void>(ranks.await(Event::Kind::kEnded, {0}, false));
       ranks.kill(victim);
-      const auto ended = ranks.await(Event::Kind::kEnded, survivors, true);
+      // As long as it takes the speaker of a member, or the leader, to miss it: who waits for them has not lost patience yet.
+      if (role != Role::kLeader) ranks.pass(role == Role::kMember ? 1.1 : 1.3);
+      const auto ended = ranks.await(Event::Kind::kEnded, survivors, role == Role::kLeader);
       ASSERT_EQ(ended.size(), survivors.size());
       const Event& first = ended.begin()->second;
       for (const auto& [rank, event] : ended) {
