@@ -8,6 +8,8 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
+#include "commit/directory_coordinator.hpp"
+#include "commit/store_coordinator.hpp"
 #include "engine/available_memory.hpp"
 #include "engine/index_of.hpp"
 
@@ -37,6 +39,12 @@ Result<Capture> try_capture(const State& state, Devices& devices, const std::set
   }
 }
 
+std::unique_ptr<Coordinator> make_coordinator(const Options& options, FileSystem& fs, const Clock& clock) {
+  if (options.world == 1) return nullptr;
+  if (options.store) return std::make_unique<StoreCoordinator>(*options.store, clock, options.path);
+  return std::make_unique<DirectoryCoordinator>(fs, clock, options.path);
+}
+
 }  // namespace
 
 Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, Catalog catalog, Log log)
@@ -46,7 +54,7 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       clock_(std::move(parts.clock)),
       devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
-      coordinator_(options_.world > 1 ? std::make_unique<DirectoryCoordinator>(*fs_, *clock_, options_.path) : nullptr),
+      coordinator_(make_coordinator(options_, *fs_, *clock_)),
       fleet_(coordinator_ ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
                                                                  .world = options_.world,
                                                                  .fan_in = options_.fan_in,
@@ -545,6 +553,7 @@ void Engine::Impl::shut_down(bool in_time) {
   if (pipeline_) pipeline_->stop();  // every voyage has arrived now
   commit_thread_.request_stop();
   if (commit_thread_.joinable()) commit_thread_.join();
+  if (coordinator_) coordinator_->leave();
   pipeline_.reset();
   versions_.reset();
 }

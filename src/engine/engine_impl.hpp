@@ -17,7 +17,7 @@
 
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
-#include "commit/directory_coordinator.hpp"
+#include "commit/coordinator.hpp"
 #include "commit/fleet.hpp"
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"

@@ -7,6 +7,7 @@
 #include "commit/catalog.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
+#include "support/memory_store.hpp"
 #include "unit/engine/engine_fixture.hpp"
 
 namespace slackwater::test {
@@ -353,6 +354,48 @@ TEST_F(RanksTest, OnlyRankZeroDeletesAndSkippingIsRefused) {
   options.on_busy = OnBusy::kSkip;
   EXPECT_EQ(Engine::open(options).error().kind, ErrorKind::kUnsupported);
   EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
+}
+
+TEST_F(RanksTest, ThroughAStoreAllIsTheSameAndNothingStaysThere) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto through_store = [&](Options& options) { options.store = store; };
+  start(5, through_store);
+  commit_all(1);
+  commit_all(2);
+  const std::size_t kept = store->values().size();
+  ranks_[3]->fs->fail(FsCall::kSyncData, EIO, {.path = "safetensors"});
+  std::vector<Status> statuses = outcomes(save_all(3));
+  statuses.erase(statuses.begin() + 3);
+  expect_same_abort(statuses, "rank 3: ");
+  commit_all(4);
+  commit_all(5);
+  for (const auto& rank : ranks_) static_cast<void>(rank->engine->wait(Level::kCommitted));
+  EXPECT_EQ(store->values().size(), kept);
+  EXPECT_EQ(steps_on_disk(), (Steps{4, 5}));
+
+  start(5, through_store);  // in the same job
+  for (const Outcome& restored : restore_all()) {
+    ASSERT_TRUE(restored.result) << restored.result.error().to_string();
+    EXPECT_EQ((*restored.result)->version.step, 5u);
+  }
+  commit_all(6);
+  for (const auto& rank : ranks_) EXPECT_TRUE(rank->engine->close({}));
+  EXPECT_TRUE(store->values().empty()) << store->values().begin()->first;
+  for (const auto& entry : std::filesystem::directory_iterator(options().path + "/.slackwater"))
+    EXPECT_EQ(entry.path().string().find("session"), std::string::npos) << entry.path();
+}
+
+TEST_F(RanksTest, AStoreThatBreaksIsAnErrorOfTheStepAndNothingHangs) {
+  const auto store = std::make_shared<MemoryStore>();
+  start(3, [&](Options& options) { options.store = store; });
+  commit_all(1);
+  store->breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
+  for (const Status& status : outcomes(save_all(2))) {
+    ASSERT_FALSE(status);
+    EXPECT_NE(status.error().message.find("the job is going down"), std::string::npos) << status.error().message;
+  }
+  for (const auto& rank : ranks_) EXPECT_FALSE(rank->engine->close({}));
+  EXPECT_EQ(list_versions(options().path)->size(), 1u);
 }
 
 }  // namespace
