@@ -236,7 +236,8 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
   const VersionName version{manifest.step, manifest.attempt};
   const bool commit = manifest.decision == Decision::kCommit;
   if (commit) SW_TRY(check_newest());
-  const std::string unique = fmt::format("{}-{}", attempt_->run, published_++);
+  // Several ranks may decide at once: the private name must be no other rank's.
+  const std::string unique = fmt::format("{}-{}", random_id(), published_++);
   const Status published = publish_exclusively(fs_, path_of(version), kManifestName, serialize(manifest), unique);
   if (!published) {
     if (published.error().kind == ErrorKind::kAlreadyExists) return obey_existing(version);

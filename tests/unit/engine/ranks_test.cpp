@@ -392,7 +392,7 @@ TEST_F(RanksTest, AStoreThatBreaksIsAnErrorOfTheStepAndNothingHangs) {
   store->breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
   for (const Status& status : outcomes(save_all(2))) {
     ASSERT_FALSE(status);
-    EXPECT_NE(status.error().message.find("the job is going down"), std::string::npos) << status.error().message;
+    EXPECT_NE(status.error().message.find("the job is going down"), std::string::npos) << status.error().to_string();
   }
   for (const auto& rank : ranks_) EXPECT_FALSE(rank->engine->close({}));
   EXPECT_EQ(list_versions(options().path)->size(), 1u);
