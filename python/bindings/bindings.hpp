@@ -46,10 +46,11 @@ struct Contents {
   std::vector<TensorInfo> tensors;
   std::string tree;
   std::map<std::string, std::string> metadata;
+  std::vector<std::string> rank_local_values;
 };
 [[nodiscard]] Contents contents_of(const Checkpoint& checkpoint);
 
-// [(name, dtype, shape, strides or None, address, device), ...]
+// [(name, dtype, shape, strides or None, address, device), ...]; a box of a global tensor has (global_shape, offset) as a seventh field.
 using TargetList = nb::typed<nb::list, nb::any>;
 [[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
 [[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);

@@ -6,9 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "base/digest.hpp"
-#include "commit/ballot.hpp"
 #include "commit/directory_coordinator.hpp"
-#include "commit/index.hpp"
 #include "commit/names.hpp"
 #include "commit/store_coordinator.hpp"
 #include "support/memory_store.hpp"
@@ -335,36 +333,6 @@ TEST(NameRanks, JoinsNeighboursAndCutsLongLists) {
   std::vector<std::uint32_t> odd;
   for (std::uint32_t rank = 1; rank < 40; rank += 2) odd.push_back(rank);
   EXPECT_EQ(name_ranks(odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 12 more");
-}
-
-TEST(BallotTest, ComesBackAsItWasAndMergesByRank) {
-  const std::string part =
-      serialize_index({{local_name(4, "w"), DType::kU8, {2}, {}, {{{0}, {2}, data_file(4, 0), 4096, 2}}}});
-  const Ballot four{.records = {{4, record_file(4), digest128(part)}},
-                    .index_parts = {part},
-                    .size_bytes = 10,
-                    .tensor_count = 1,
-                    .failures = {}};
-  auto back = parse_ballot(to_json(four), "test");
-  ASSERT_TRUE(back) << back.error().to_string();
-  Ballot all{
-      .records = {{9, record_file(9), {}}}, .size_bytes = 5, .tensor_count = 2, .failures = {{9, "late"}, {8, "late"}}};
-  merge(all, std::move(*back));
-  ASSERT_EQ(all.records.size(), 2u);
-  EXPECT_EQ(all.records[0].rank, 4u);
-  EXPECT_EQ(all.records[0].digest, four.records[0].digest);
-  EXPECT_EQ(all.size_bytes, 15u);
-  EXPECT_EQ(all.tensor_count, 3u);
-  EXPECT_EQ(describe(all.failures), "ranks 8, 9: late");
-  const auto index = merge_index(all);
-  ASSERT_TRUE(index);
-  EXPECT_EQ(parse_index(*index, "index")->at(0).name, "rank-00004/w");
-}
-
-TEST(BallotTest, TwoRanksThatClaimOneNameMakeNoIndex) {
-  const std::string part = serialize_index({{"w", DType::kU8, {2}, {}, {{{0}, {2}, data_file(0, 0), 4096, 2}}}});
-  const Ballot twice{.index_parts = {part, part}};
-  EXPECT_FALSE(merge_index(twice));
 }
 
 }  // namespace
