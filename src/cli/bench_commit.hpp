@@ -18,7 +18,7 @@ struct CommitPlan {
   std::vector<std::uint32_t> ranks{8, 64, 512, 4096, 16384};
   std::uint32_t tensors = 240;  // each split over all ranks; at 16,384 ranks that is just below the limit of an index
   std::uint32_t fan_in = 64;
-  std::uint32_t commits = 3;         // at each number of ranks; the median counts
+  std::uint32_t commits = 3;         // at each number of ranks, after the first; the median counts
   std::uint32_t most_at_once = 64;   // ranks, up to which all also act at the same time, each on a thread of its own
   std::uint32_t saves = 12;          // by an engine alone, and by one among `most_at_once`
   std::uint64_t shards = 1'000'000;  // of the checkpoint whose restore is planned
@@ -61,12 +61,18 @@ struct CommitRow {
 
   std::uint64_t index_bytes = 0;
   std::uint64_t manifest_bytes = 0;
-  std::uint64_t leader_memory_bytes = 0;  // more than before it began to collect, at most
+  std::uint64_t leader_memory_bytes = 0;  // at the first commit: more than before it began to collect, at most
 
   // kStore only: the directory carries the same messages as files.
   Traffic member;
   Traffic speaker;
   Traffic leader;
+
+  // The first commit of a run, in which every rank sends its part of the index; later ones only name it.
+  double first_path_s = 0;
+  double first_total_cpu_s = 0;
+  double first_leader_cpu_s = 0;
+  Traffic first_leader;
 
   // Once a run.
   double join_s = 0;    // a member
@@ -103,6 +109,7 @@ struct CommitFigures {
 // Parts of it.
 [[nodiscard]] Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& plan, Medium medium,
                                               std::uint32_t ranks);
+[[nodiscard]] Result<RestorePlanRow> measure_restore_plan(const CommitPlan& plan);
 [[nodiscard]] Result<SaveRow> measure_saves(const std::string& directory, const CommitPlan& plan, std::uint32_t ranks);
 
 void print_figures(const CommitFigures& figures);

@@ -61,10 +61,6 @@ void summarise(const std::vector<CommitCosts>& commits, CommitRow& row) {
     return sum_of(costs.votes) + sum_of(costs.reports) + sum_of(costs.learned) + sum_of(costs.forwarded) +
            leader_cpu(costs);
   });
-  row.index_bytes = commits.back().index_bytes;
-  row.manifest_bytes = commits.back().manifest_bytes;
-  for (const CommitCosts& costs : commits)
-    row.leader_memory_bytes = std::max(row.leader_memory_bytes, costs.leader_memory_bytes);
 }
 
 void empty_directory(const std::string& directory) {
@@ -91,6 +87,8 @@ void judge_growth(CommitFigures& figures, Medium medium, std::uint32_t few, std:
                                 after / before, may_grow * kNoFaster});
   };
   judge("CPU of all ranks grows, at most as N", small->total_cpu_s, large->total_cpu_s, n);
+  judge("CPU of all ranks at the first commit grows, at most as N", small->first_total_cpu_s, large->first_total_cpu_s,
+        n);
   judge("CPU of a member grows, at most as log N", small->member_cpu_s, large->member_cpu_s, log_n);
   judge("CPU of a speaker grows, at most as log N", small->speaker_cpu_s, large->speaker_cpu_s, log_n);
   judge("messages of a member grow, at most as log N", small->member.messages, large->member.messages, log_n);
@@ -150,11 +148,22 @@ Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& 
   row.roster_s = gathering.roster_s;
 
   std::uint64_t step = 0;
+  SW_ASSIGN(const CommitCosts first, light.commit(++step));
+  row.index_bytes = first.index_bytes;
+  row.manifest_bytes = first.manifest_bytes;
+  row.leader_memory_bytes = first.leader_memory_bytes;
+  row.first_leader = light.take_traffic(RankRole::kLeader);
+  static_cast<void>(light.take_traffic(RankRole::kSpeaker));
+  static_cast<void>(light.take_traffic(RankRole::kMember));
+  summarise({first}, row);
+  row.first_path_s = row.path_s();
+  row.first_total_cpu_s = row.total_cpu_s;
+  row.first_leader_cpu_s = row.leader_cpu_s;
+
   std::vector<CommitCosts> commits;
   for (std::uint32_t i = 0; i < plan.commits; ++i) {
     SW_ASSIGN(CommitCosts costs, light.commit(++step));
     commits.push_back(std::move(costs));
-    // The last one also cleared away what was said of the one before.
     row.member = light.take_traffic(RankRole::kMember);
     row.speaker = light.take_traffic(RankRole::kSpeaker);
     row.leader = light.take_traffic(RankRole::kLeader);
@@ -189,6 +198,9 @@ Result<CommitFigures> measure_commit(const std::string& directory, const CommitP
     figures.saves.push_back(row);
     empty_directory(place);
   }
+  on_run("the plan to restore");
+  SW_ASSIGN(const RestorePlanRow restore, measure_restore_plan(plan));
+  figures.restores.push_back(restore);
   judge(figures);
   return figures;
 }

@@ -51,7 +51,7 @@ class LightOthers {
       const Record record = light_record(attempt_, step, rank);
       SW_TRY(write_light_record(fs_, path, record));
       Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kPatience}, coordinator_, fs_, clock_);
-      SW_TRY(fleet.vote(version, path, light_ballot(record, 0), {}));
+      SW_TRY(fleet.vote(version, path, light_ballot(record, 0, false), {}));
     }
     return {};
   }

@@ -123,26 +123,32 @@ Status write_light_record(FileSystem& fs, const std::string& directory, const Re
   return file->close();
 }
 
-Ballot light_ballot(const Record& record, std::uint32_t tensors) {
-  const auto& [step, attempt, rank, world] = record.identity;
+std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, std::uint32_t tensors) {
   std::vector<IndexEntry> entries;
   entries.reserve(tensors);
   for (std::uint32_t i = 0; i < tensors; ++i) {
     entries.push_back({.name = fmt::format("model.layers.{}.self_attn.q_proj.weight", i),
                        .dtype = DType::kBF16,
-                       .shape = {kRowsOfARank * world, kColumns},
+                       .shape = {kRowsOfARank * ranks, kColumns},
                        .alias_of = {},
                        .shards = {{.box_offset = {kRowsOfARank * rank, 0},
                                    .box_shape = {kRowsOfARank, kColumns},
-                                   .file = record.files.front().name,
+                                   .file = data_file(rank, 0),
                                    .offset = kHeaderBytes + i * kShardBytes,
                                    .size_bytes = kShardBytes}}});
   }
+  return entries;
+}
+
+Ballot light_ballot(const Record& record, std::uint32_t tensors, bool part_is_known) {
+  const std::uint32_t rank = record.identity.rank;
+  std::string part = serialize_index(light_entries(rank, record.identity.world, tensors));
+  const Digest128 digest = digest128(part);
+  if (part_is_known) part.clear();
   Ballot ballot;
   ballot.records = {{rank, record_file(rank), digest128(serialize(record))}};
-  ballot.index_parts = {serialize_index(entries)};
+  ballot.index_parts = {{rank, digest, std::move(part)}};
   ballot.size_bytes = record.files.front().size_bytes;
-  ballot.tensor_count = tensors;
   return ballot;
 }
 
@@ -227,25 +233,28 @@ Result<std::string> LightRanks::prepare(const VersionName& version) {
 // As Engine::Impl::decide_for_all().
 Status LightRanks::lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs) {
   Fleet fleet = fleet_of(0);
-  SW_ASSIGN(const Ballot ballots, timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), {}); }));
+  SW_ASSIGN(Ballot ballots, timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), {}); }));
   if (!ballots.failures.empty()) return fail(ErrorKind::kAborted, describe(ballots.failures), path);
-  Manifest manifest{.required_features = {kRankLocalFeature},
+  SW_ASSIGN(const auto index,
+            timed(costs.merge, [&] { return ledger_.merge(version.attempt, std::move(ballots.index_parts)); }));
+  Manifest manifest{.required_features = {kGlobalTensorsFeature},
                     .run = attempt_.run,
                     .step = version.step,
                     .attempt = version.attempt,
                     .world = ranks_,
-                    .records = ballots.records,
+                    .records = std::move(ballots.records),
+                    .index_digest = index->digest,
                     .size_bytes = ballots.size_bytes,
-                    .tensor_count = ballots.tensor_count};
-  SW_ASSIGN(const std::string index, timed(costs.merge, [&] { return merge_index(ballots); }));
-  costs.index_bytes = index.size();
+                    .tensor_count = index->tensor_count};
   const auto write = [&]() -> Status {
-    manifest.index_digest = digest128(index);
-    SW_TRY(versions_->write_index(version, index));
+    SW_TRY(versions_->write_index(version, index->text));
     SW_TRY(versions_->decide(manifest));
     return {};
   };
   SW_TRY(timed(costs.decide, write));
+  ledger_.keep();
+  parts_are_known_ = true;
+  costs.index_bytes = index->text.size();
   costs.manifest_bytes = serialize(manifest).size();
   return timed(costs.announce, [&] { return fleet.announce(version, {}); });
 }
@@ -259,6 +268,7 @@ Status LightRanks::learn(Fleet& fleet, const VersionName& version) {
 
 Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
+  const bool known = parts_are_known_;
   SW_ASSIGN(const std::string path, prepare(version));
   std::vector<std::uint32_t> members;
   std::vector<std::uint32_t> speakers;
@@ -267,7 +277,7 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
 
   const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
     Fleet fleet = fleet_of(rank);
-    Ballot ballot = light_ballot(light_record(attempt_, step, rank), plan_.tensors);
+    Ballot ballot = light_ballot(light_record(attempt_, step, rank), plan_.tensors, known);
     SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), {}); }));
     return {};
   };
@@ -278,7 +288,7 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   CommitCosts costs;
   SW_TRY(for_each_rank(members, costs.votes, cast));
   SW_TRY(for_each_rank(speakers, costs.reports, cast));
-  Ballot own = light_ballot(light_record(attempt_, step, 0), plan_.tensors);
+  Ballot own = light_ballot(light_record(attempt_, step, 0), plan_.tensors, known);
   const MemoryPeak peak;
   SW_TRY(lead(version, path, std::move(own), costs));
   costs.leader_memory_bytes = peak.bytes();
@@ -289,10 +299,11 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
 
 Result<double> LightRanks::commit_at_once(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
+  const bool known = parts_are_known_;
   SW_ASSIGN(const std::string path, prepare(version));
   std::vector<Ballot> ballots;
   for (std::uint32_t rank = 0; rank < ranks_; ++rank)
-    ballots.push_back(light_ballot(light_record(attempt_, step, rank), plan_.tensors));
+    ballots.push_back(light_ballot(light_record(attempt_, step, rank), plan_.tensors, known));
 
   std::latch ready(ranks_);
   std::mutex mutex;

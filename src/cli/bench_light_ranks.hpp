@@ -13,6 +13,8 @@
 #include "cli/bench_commit.hpp"
 #include "cli/bench_counting_store.hpp"
 #include "commit/fleet.hpp"
+#include "commit/index.hpp"
+#include "commit/merged_index.hpp"
 #include "commit/version_store.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
@@ -46,8 +48,10 @@ struct CommitCosts {
   std::uint64_t leader_memory_bytes = 0;
 };
 
-// What a rank with `tensors` shards says about its part of a version.
-[[nodiscard]] Ballot light_ballot(const Record& record, std::uint32_t tensors);
+// A rank's part of the index: a share of each tensor.
+[[nodiscard]] std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, std::uint32_t tensors);
+// `part_is_known`: it has been committed before, and is only named.
+[[nodiscard]] Ballot light_ballot(const Record& record, std::uint32_t tensors, bool part_is_known);
 [[nodiscard]] Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank);
 // Not durable: that is a part of the writes, which are not what is measured.
 [[nodiscard]] Status write_light_record(FileSystem& fs, const std::string& directory, const Record& record);
@@ -89,6 +93,8 @@ class LightRanks {
   std::array<std::unique_ptr<Coordinator>, kRoles> coordinators_;
   std::unique_ptr<VersionStore> versions_;
   Attempt attempt_;
+  IndexLedger ledger_;
+  bool parts_are_known_ = false;  // to the leader, since the first commit
 };
 
 }  // namespace slackwater::cli
