@@ -51,12 +51,17 @@ class LightOthers {
       const Record record = light_record(attempt_, step, rank);
       SW_TRY(write_light_record(fs_, path, record));
       Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kPatience}, coordinator_, fs_, clock_);
-      SW_TRY(fleet.vote(version, path, light_ballot(record, 0, false), {}));
+      SW_TRY(fleet.vote(version, path, light_ballot(record, no_tensors(rank)), {}));
     }
     return {};
   }
 
  private:
+  static IndexPart no_tensors(std::uint32_t rank) {
+    std::string text = serialize_index({});
+    const Digest128 digest = digest128(text);
+    return {rank, digest, std::move(text)};
+  }
   template <class Condition>
   Status until(const Condition& condition) {
     for (const TimePoint deadline = clock_.now() + kPatience; !condition();) {

@@ -140,14 +140,11 @@ std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, s
   return entries;
 }
 
-Ballot light_ballot(const Record& record, std::uint32_t tensors, bool part_is_known) {
+Ballot light_ballot(const Record& record, IndexPart part) {
   const std::uint32_t rank = record.identity.rank;
-  std::string part = serialize_index(light_entries(rank, record.identity.world, tensors));
-  const Digest128 digest = digest128(part);
-  if (part_is_known) part.clear();
   Ballot ballot;
   ballot.records = {{rank, record_file(rank), digest128(serialize(record))}};
-  ballot.index_parts = {{rank, digest, std::move(part)}};
+  ballot.index_parts = {std::move(part)};
   ballot.size_bytes = record.files.front().size_bytes;
   return ballot;
 }
@@ -160,7 +157,8 @@ LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory
       plan_(plan),
       medium_(medium),
       ranks_(ranks),
-      stores_{CountingStore(values_), CountingStore(values_), CountingStore(values_)} {
+      stores_{CountingStore(values_), CountingStore(values_), CountingStore(values_)},
+      part_digests_(ranks) {
   for (std::uint32_t rank = 0; rank < ranks; ++rank) ids_.push_back(random_id());
 }
 
@@ -176,6 +174,16 @@ std::unique_ptr<Coordinator> LightRanks::make_coordinator(RankRole role) {
 
 Coordinator& LightRanks::coordinator_of(std::uint32_t rank) const {
   return *coordinators_[static_cast<std::size_t>(role_of(rank))];
+}
+
+// Whole until it was committed once, then only named.
+Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) {
+  IndexPart part{.rank = rank, .digest = part_digests_[rank], .text = {}};
+  if (!parts_are_known_) {
+    part.text = serialize_index(light_entries(rank, ranks_, plan_.tensors));
+    part.digest = part_digests_[rank] = digest128(part.text);
+  }
+  return light_ballot(light_record(attempt_, step, rank), std::move(part));
 }
 
 Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank]}; }
@@ -268,7 +276,6 @@ Status LightRanks::learn(Fleet& fleet, const VersionName& version) {
 
 Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
-  const bool known = parts_are_known_;
   SW_ASSIGN(const std::string path, prepare(version));
   std::vector<std::uint32_t> members;
   std::vector<std::uint32_t> speakers;
@@ -277,7 +284,7 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
 
   const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
     Fleet fleet = fleet_of(rank);
-    Ballot ballot = light_ballot(light_record(attempt_, step, rank), plan_.tensors, known);
+    Ballot ballot = ballot_of(rank, step);
     SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), {}); }));
     return {};
   };
@@ -288,7 +295,7 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   CommitCosts costs;
   SW_TRY(for_each_rank(members, costs.votes, cast));
   SW_TRY(for_each_rank(speakers, costs.reports, cast));
-  Ballot own = light_ballot(light_record(attempt_, step, 0), plan_.tensors, known);
+  Ballot own = ballot_of(0, step);
   const MemoryPeak peak;
   SW_TRY(lead(version, path, std::move(own), costs));
   costs.leader_memory_bytes = peak.bytes();
@@ -299,11 +306,9 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
 
 Result<double> LightRanks::commit_at_once(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
-  const bool known = parts_are_known_;
   SW_ASSIGN(const std::string path, prepare(version));
   std::vector<Ballot> ballots;
-  for (std::uint32_t rank = 0; rank < ranks_; ++rank)
-    ballots.push_back(light_ballot(light_record(attempt_, step, rank), plan_.tensors, known));
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) ballots.push_back(ballot_of(rank, step));
 
   std::latch ready(ranks_);
   std::mutex mutex;

@@ -50,8 +50,7 @@ struct CommitCosts {
 
 // A rank's part of the index: a share of each tensor.
 [[nodiscard]] std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, std::uint32_t tensors);
-// `part_is_known`: it has been committed before, and is only named.
-[[nodiscard]] Ballot light_ballot(const Record& record, std::uint32_t tensors, bool part_is_known);
+[[nodiscard]] Ballot light_ballot(const Record& record, IndexPart part);
 [[nodiscard]] Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank);
 // Not durable: that is a part of the writes, which are not what is measured.
 [[nodiscard]] Status write_light_record(FileSystem& fs, const std::string& directory, const Record& record);
@@ -75,6 +74,7 @@ class LightRanks {
   [[nodiscard]] Fleet fleet_of(std::uint32_t rank) const;
   [[nodiscard]] std::unique_ptr<Coordinator> make_coordinator(RankRole role);
   [[nodiscard]] Coordinator::Member member(std::uint32_t rank) const;
+  [[nodiscard]] Ballot ballot_of(std::uint32_t rank, std::uint64_t step);
   // The version's directory, with everybody's record.
   [[nodiscard]] Result<std::string> prepare(const VersionName& version);
   [[nodiscard]] Status lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs);
@@ -94,7 +94,8 @@ class LightRanks {
   std::unique_ptr<VersionStore> versions_;
   Attempt attempt_;
   IndexLedger ledger_;
-  bool parts_are_known_ = false;  // to the leader, since the first commit
+  bool parts_are_known_ = false;         // to the leader, since the first commit
+  std::vector<Digest128> part_digests_;  // by rank
 };
 
 }  // namespace slackwater::cli
