@@ -25,6 +25,7 @@ void bind_values(nb::module_& module);
 void bind_snapshot(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_dlpack(nb::module_& module);
+void bind_store_relay(nb::module_& module);
 void bind_engine(nb::module_& module);
 
 // The one place an Error becomes an exception of slackwater.errors.

@@ -77,7 +77,10 @@ void bind_values(nb::module_& module) {
                      return nb::tuple(nb::cast(self.shape));
                    })
       .def_ro("size_bytes", &TensorInfo::size_bytes)
-      .def_ro("alias_of", &TensorInfo::alias_of);
+      .def_ro("alias_of", &TensorInfo::alias_of)
+      .def_prop_ro(
+          "is_global", [](const TensorInfo& self) { return !self.boxes.empty(); },
+          "Whether the ranks held it together, in boxes.");
 
   nb::class_<Contents>(module, "Contents", "What an opened checkpoint holds.")
       .def_ro("version", &Contents::version)

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -51,6 +52,13 @@ class Coordinator {
   using Take = std::function<bool(std::uint32_t rank, const Json& body)>;
   [[nodiscard]] virtual Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks,
                                            const Patience& patience, const Take& take) = 0;
+
+  // Of these ranks, those that have spoken in this box under this attempt: the step they spoke about last, as far as it
+  // is still there. A hint that ends a wait early: where it cannot be told nothing is answered, and the time-out tells.
+  [[nodiscard]] virtual std::map<std::uint32_t, std::uint64_t> latest(const Topic& /*topic*/,
+                                                                      const std::vector<std::uint32_t>& /*ranks*/) {
+    return {};
+  }
 
   // Messages that nobody will ask for any more. What cannot be removed stays; it does no harm.
   virtual void forget(const Topic& topic, std::uint32_t rank) = 0;

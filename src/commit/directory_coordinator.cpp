@@ -135,6 +135,21 @@ Result<bool> DirectoryCoordinator::await(const Topic& topic, std::vector<std::ui
   }
 }
 
+std::map<std::uint32_t, std::uint64_t> DirectoryCoordinator::latest(const Topic& topic,
+                                                                    const std::vector<std::uint32_t>& ranks) {
+  std::map<std::uint32_t, std::uint64_t> steps;
+  const auto entries = fs_.list(box_path(session(), topic.box));
+  if (!entries) return steps;
+  const std::set<std::uint32_t> asked(ranks.begin(), ranks.end());
+  for (const DirectoryEntry& entry : *entries) {
+    const auto name = parse_message_file(entry.name);
+    if (!name || name->attempt != topic.attempt || !asked.contains(name->rank)) continue;
+    std::uint64_t& step = steps[name->rank];
+    step = std::max(step, name->step);
+  }
+  return steps;
+}
+
 void DirectoryCoordinator::forget(const Topic& topic, std::uint32_t rank) {
   (void)fs_.unlink(fmt::format("{}/{}", box_path(session(), topic.box), message_file(topic, rank)));
 }
@@ -206,7 +221,10 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   Poll poll(clock_, patience);
   for (std::vector<std::uint32_t> wanted = missing; !missing.empty();) {
     SW_TRY(collect(self.id, joins_topic(), wanted, take));
-    if (trouble) return fail(std::move(*trouble));
+    if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
+      (void)publish_in(self.id, roster_topic(), 0, refusal_body(*trouble));
+      return fail(std::move(*trouble));
+    }
     if (missing.empty()) break;
     SW_ASSIGN(const bool again, poll.again());
     if (!again) return fail(not_joined(missing, self.world, control_));
@@ -241,7 +259,9 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
     SW_TRY(answer_sessions(self));
     for (const std::string& session : std::vector(answered_.begin(), answered_.end())) {
       std::vector<std::string> members;
+      std::string refused;
       const auto take = [&](std::uint32_t, const Json& body) {
+        refused = read_refusal(body);
         members = read_roster(body);
         return true;
       };
@@ -250,6 +270,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
         answered_.erase(session);  // it is gone
         continue;
       }
+      if (!refused.empty()) return fail(ErrorKind::kMismatch, std::move(refused), control_);
       if (members.empty()) continue;
       if (members.size() == self.world && members[self.rank] == self.id) {
         std::lock_guard lock(mutex_);

@@ -10,8 +10,10 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "commit/attempt.hpp"
@@ -35,6 +37,9 @@ struct Outcome {
   std::optional<Error> error;
 };
 
+// The error that every rank gives for a step that was given up.
+[[nodiscard]] Error aborted_everywhere(std::uint64_t step, const std::string& reason, const std::string& path);
+
 class Fleet {
  public:
   Fleet(const FleetOptions& options, Coordinator& coordinator, FileSystem& fs, const Clock& clock);
@@ -43,22 +48,30 @@ class Fleet {
   [[nodiscard]] const FleetOptions& options() const { return options_; }
   [[nodiscard]] const std::string& id() const { return id_; }
 
+  // Groups: what a rank says to its speaker goes into a box of the group, what speakers say to the leader into one.
+  [[nodiscard]] bool speaks() const { return options_.rank % options_.fan_in == 0; }
+  [[nodiscard]] std::string group_box(std::string_view name) const;           // of this rank's group
+  [[nodiscard]] std::vector<std::uint32_t> group_without_speaker() const;     // of this rank's group
+  [[nodiscard]] std::vector<std::uint32_t> speakers_of_other_groups() const;  // as the leader sees it
+
   // Each member's id, by rank. Waits for the others the first time.
   [[nodiscard]] Result<std::vector<std::string>> gather(const std::stop_token& stop);
 
-  // The attempt this run goes on under after its `epoch`th restore: told by the leader, learned by the others.
-  [[nodiscard]] Status announce_attempt(std::uint64_t epoch, const Attempt& attempt);
-  [[nodiscard]] Result<std::uint32_t> await_attempt(std::uint64_t epoch, const std::stop_token& stop);
+  // The attempt this run goes on under after its `epoch`th restore, or why there was none for the step that needed it:
+  // told by the leader, learned by the others.
+  [[nodiscard]] Status announce_attempt(std::uint64_t epoch, std::uint64_t step, const Result<Attempt>& attempt);
+  [[nodiscard]] Result<std::uint32_t> await_attempt(std::uint64_t epoch, std::uint64_t step,
+                                                    const std::stop_token& stop);
 
   // Casts this rank's ballot. Answers to the leader what all ranks said (each record read back and compared), to the
-  // others nothing. Does not wait for more ballots once one tells of a failure. Ranks that say nothing in time are
-  // failures too.
+  // others nothing. Does not wait for more ballots once one tells of a failure, a rank has gone on to a later step, or
+  // the step was decided without this rank. Ranks that say nothing in time are failures too.
   [[nodiscard]] Result<Ballot> vote(const VersionName& version, const std::string& directory, Ballot own,
                                     const std::stop_token& stop);
 
   // The leader tells how the step ended; a commit also clears away what was told of earlier steps.
   [[nodiscard]] Status announce(const VersionName& version, const Outcome& outcome);
-  // nullopt: nobody told in time.
+  // nullopt: nobody told in time, or rank 0 has gone on to a later step and will not tell any more.
   [[nodiscard]] Result<std::optional<Outcome>> await_outcome(const VersionName& version, const std::stop_token& stop);
   // For the others, once they know that the step is committed: takes back this rank's own words about it. Not after an
   // abort: the speaker of the group may not have read them yet, and would wait for them. They go with the next commit.
@@ -67,11 +80,20 @@ class Fleet {
   [[nodiscard]] Patience patience(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
 
  private:
-  [[nodiscard]] std::uint32_t group_of(std::uint32_t rank) const { return rank / options_.fan_in; }
   [[nodiscard]] Topic votes(const VersionName& version) const;
+  [[nodiscard]] Status tell(const VersionName& version, const Outcome& outcome);
+  [[nodiscard]] Topic attempt_topic(std::uint64_t epoch);
+  // One look at what there is, without waiting; as Coordinator::await().
+  [[nodiscard]] Result<bool> look(const Topic& topic, const std::vector<std::uint32_t>& ranks,
+                                  const std::stop_token& stop, const Coordinator::Take& take);
   // Adds to `ballot` what these ranks say.
-  [[nodiscard]] Status add(Ballot& ballot, const Topic& topic, const std::vector<std::uint32_t>& ranks,
-                           const Patience& patience, const std::string& silence);
+  [[nodiscard]] Status add(Ballot& ballot, const Topic& topic, std::vector<std::uint32_t> ranks,
+                           const std::string& directory, const Patience& patience, const std::string& silence);
+  // Somebody waits at a step that this rank did not save, for an outcome that would never come: he is told.
+  void release(const VersionName& left_out, std::uint64_t saved_instead);
+  // The step has its decision, whoever made it: what is not heard by now does not matter any more.
+  [[nodiscard]] Result<bool> settled(const VersionName& version, const std::string& directory,
+                                     const std::stop_token& stop);
   [[nodiscard]] Status check_records(const VersionName& version, Ballot& ballot, const std::string& directory,
                                      const Patience& patience);
 
@@ -81,6 +103,9 @@ class Fleet {
   const Clock& clock_;
   const std::string id_;
   std::vector<std::string> members_;  // empty before gather()
+  std::set<VersionName> spoken_;      // of since the newest commit: about which this rank has had its say
+  std::uint64_t epoch_ = 0;           // of the announcement heard or made last
+  std::uint32_t refusals_ = 0;        // announcements of this epoch so far that brought no attempt
 };
 
 }  // namespace slackwater

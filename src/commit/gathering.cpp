@@ -35,6 +35,10 @@ std::vector<std::string> read_roster(const Json& body) {
   return members;
 }
 
+Json refusal_body(const Error& error) { return {{"refused", error.message}}; }
+
+std::string read_refusal(const Json& body) { return json_string(body, "refused", "roster").value_or(""); }
+
 Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world, const std::string& where) {
   return {ErrorKind::kTimeout,
           fmt::format("{} of {} did not join in time; start all ranks of the run together on the same directory, or "

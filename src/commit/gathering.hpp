@@ -20,6 +20,9 @@ namespace slackwater {
                                             const std::string& where);
 [[nodiscard]] Json roster_body(const std::vector<std::string>& members);
 [[nodiscard]] std::vector<std::string> read_roster(const Json& body);  // empty: it is none
+// In the place of a roster: the ranks cannot be brought together, and why.
+[[nodiscard]] Json refusal_body(const Error& error);
+[[nodiscard]] std::string read_refusal(const Json& body);  // empty: it is none
 
 // kTimeout, of rank 0 and of the others.
 [[nodiscard]] Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world,

@@ -89,12 +89,50 @@ std::string asked_for(const std::optional<std::uint64_t>& step) {
 RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, std::uint64_t round)
     : fleet_(fleet), coordinator_(coordinator), round_(round) {}
 
-Topic RestoreAgreement::topic(const char* box) const { return {box, turn_, round_}; }
+Topic RestoreAgreement::topic(std::string box) const { return {std::move(box), turn_, round_}; }
 
-std::vector<std::uint32_t> RestoreAgreement::others() const {
-  std::vector<std::uint32_t> ranks;
-  for (std::uint32_t rank = 1; rank < fleet_.options().world; ++rank) ranks.push_back(rank);
-  return ranks;
+std::vector<std::uint32_t> RestoreAgreement::all_but(const std::vector<std::uint32_t>& ranks) const {
+  std::vector<std::uint32_t> rest;
+  for (std::uint32_t rank = 0; rank < fleet_.options().world; ++rank) {
+    if (!std::ranges::binary_search(ranks, rank)) rest.push_back(rank);
+  }
+  return rest;
+}
+
+Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* box, Json own) {
+  const std::uint32_t self = fleet_.options().rank;
+  const Topic group = topic(fleet_.group_box(box));
+  if (!fleet_.speaks()) {
+    SW_TRY(coordinator_.publish(group, self, own));
+    return Words{};
+  }
+  const Patience waits = fleet_.patience({});
+  const Patience waits_for_speakers = fleet_.patience({}, 5);
+  Words words;
+  words[self] = std::move(own);
+  const auto take = [&](std::uint32_t rank, const Json& body) {
+    words[rank] = body;
+    return true;
+  };
+  SW_TRY(coordinator_.await(group, fleet_.group_without_speaker(), waits, take));
+  if (!fleet_.leads()) {
+    Json said = Json::array();
+    for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
+    SW_TRY(coordinator_.publish(topic(box), self, {{"words", std::move(said)}}));
+    return Words{};
+  }
+  const auto take_all = [&](std::uint32_t, const Json& body) {
+    const auto said = json_array(body, "words", box);
+    if (!said) return true;
+    for (const Json& entry : **said) {
+      const auto rank = json_u32(entry, "rank", box);
+      const auto word = json_object(entry, "word", box);
+      if (rank && word) words[*rank] = **word;
+    }
+    return true;
+  };
+  SW_TRY(coordinator_.await(topic(box), fleet_.speakers_of_other_groups(), waits_for_speakers, take_all));
+  return words;
 }
 
 RestoreAgreement::Choice RestoreAgreement::failed(Error error) {
@@ -111,46 +149,38 @@ Error RestoreAgreement::silent(const std::vector<std::uint32_t>& ranks, const ch
 }
 
 Result<RestoreAgreement::Choice> RestoreAgreement::begin(const Offer& offer) {
-  if (fleet_.leads()) {
-    SW_ASSIGN(Choice choice, choose(offer));
-    return tell(std::move(choice));
-  }
-  SW_TRY(coordinator_.publish(topic(kOffers), fleet_.options().rank, offer_json(offer)));
-  return listen(5);
+  SW_ASSIGN(const Words words, gather_words(kOffers, offer_json(offer)));
+  if (fleet_.leads()) return tell(choose(offer, words));
+  return listen(6);
 }
 
 Result<RestoreAgreement::Choice> RestoreAgreement::next(Verdict verdict, const Error& error) {
   ++turn_;
-  if (!fleet_.leads()) {
-    const Json body = {{"verdict", static_cast<unsigned>(verdict)}, {"error", error_json(error)}};
-    SW_TRY(coordinator_.publish(topic(kVerdicts), fleet_.options().rank, body));
-    return listen(8);  // the leader may be slower to read its own part, and then waits for the slowest
-  }
+  SW_ASSIGN(const Words words,
+            gather_words(kVerdicts, {{"verdict", static_cast<unsigned>(verdict)}, {"error", error_json(error)}}));
+  // The leader may be slower to read its own part, and then waits for the slowest.
+  if (!fleet_.leads()) return listen(9);
 
-  std::map<std::uint32_t, std::pair<Verdict, Error>> verdicts{{0, {verdict, error}}};
-  std::vector<std::uint32_t> missing = others();
-  const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto said = json_u32(body, "verdict", kVerdicts);
-    const auto why = json_object(body, "error", kVerdicts);
-    auto parsed = why ? parse_error(**why, kVerdicts) : fail(why.error());
-    if (!said || !parsed) return true;
-    std::erase(missing, rank);
-    verdicts[rank] = {static_cast<Verdict>(std::min(*said, static_cast<std::uint32_t>(Verdict::kRefused))),
-                      std::move(*parsed)};
-    return true;
-  };
-  SW_TRY(coordinator_.await(topic(kVerdicts), others(), fleet_.patience({}), take));
-  if (!missing.empty()) return tell(failed(silent(missing, "did not say how its restore went")));
-
+  std::vector<std::uint32_t> heard;
   std::vector<std::string> damages;
-  for (auto& [rank, said] : verdicts) {
-    if (said.first == Verdict::kGood) continue;
-    if (said.first == Verdict::kRefused) {
-      said.second.message = fmt::format("rank {}: {}", rank, said.second.message);
-      return tell(failed(std::move(said.second)));
+  std::optional<Error> refusal;
+  for (const auto& [rank, word] : words) {
+    const auto said = json_u32(word, "verdict", kVerdicts);
+    const auto why = json_object(word, "error", kVerdicts);
+    auto parsed = why ? parse_error(**why, kVerdicts) : fail(why.error());
+    if (!said || !parsed) continue;
+    heard.push_back(rank);
+    if (*said == static_cast<std::uint32_t>(Verdict::kGood)) continue;
+    if (*said == static_cast<std::uint32_t>(Verdict::kDamaged)) {
+      damages.push_back(fmt::format("rank {}: {}", rank, parsed->to_string()));
+    } else if (!refusal) {
+      parsed->message = fmt::format("rank {}: {}", rank, parsed->message);
+      refusal = std::move(*parsed);
     }
-    damages.push_back(fmt::format("rank {}: {}", rank, said.second.to_string()));
   }
+  if (const auto missing = all_but(heard); !missing.empty())
+    return tell(failed(silent(missing, "did not say how its restore went")));
+  if (refusal) return tell(failed(std::move(*refusal)));
   if (damages.empty()) {
     return tell({.kind = Choice::Kind::kDone, .version = *trying_, .damaged = damaged_, .error = {}});
   }
@@ -176,18 +206,16 @@ Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
 }
 
 // Everything that any rank sees is a candidate, so that nothing is passed over without a word.
-Result<RestoreAgreement::Choice> RestoreAgreement::choose(const Offer& own) {
-  std::map<std::uint32_t, Offer> offers{{0, own}};
-  std::vector<std::uint32_t> missing = others();
-  const auto take = [&](std::uint32_t rank, const Json& body) {
-    auto offer = parse_offer(body);
-    if (!offer) return true;
-    std::erase(missing, rank);
+RestoreAgreement::Choice RestoreAgreement::choose(const Offer& own, const Words& words) {
+  std::map<std::uint32_t, Offer> offers;
+  std::vector<std::uint32_t> heard;
+  for (const auto& [rank, word] : words) {
+    auto offer = parse_offer(word);
+    if (!offer) continue;
+    heard.push_back(rank);
     offers[rank] = std::move(*offer);
-    return true;
-  };
-  SW_TRY(coordinator_.await(topic(kOffers), others(), fleet_.patience({}), take));
-  if (!missing.empty()) return failed(silent(missing, "did not call restore"));
+  }
+  if (const auto missing = all_but(heard); !missing.empty()) return failed(silent(missing, "did not call restore"));
 
   std::map<VersionName, std::vector<std::uint32_t>> seen_by;
   for (auto& [rank, offer] : offers) {

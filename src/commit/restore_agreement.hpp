@@ -1,10 +1,11 @@
 // RestoreAgreement: all ranks restore the same version, or none. Each offers what it sees; the leader names one; each
 // tries it and says how that went; the leader names the next, or declares it done. A version that one rank lacks or
-// finds damaged is passed over by all. Made for one restore. Thread rule: one thread (the trainer's, inside restore()).
+// finds damaged is passed over by all. Speakers gather what their groups say, as for a commit. Made for one restore. Thread rule: one thread (the trainer's, inside restore()).
 // Lifetime: what it is given outlives it.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,11 +45,14 @@ class RestoreAgreement {
   [[nodiscard]] Result<Choice> next(Verdict verdict, const Error& error);  // about the version chosen last
 
  private:
-  [[nodiscard]] Topic topic(const char* box) const;
-  [[nodiscard]] std::vector<std::uint32_t> others() const;
+  [[nodiscard]] Topic topic(std::string box) const;
+  // Tells this rank's word. Answers to the leader everybody's, by rank, without those who are silent; to the others none.
+  using Words = std::map<std::uint32_t, Json>;
+  [[nodiscard]] Result<Words> gather_words(const char* box, Json own);
+  [[nodiscard]] std::vector<std::uint32_t> all_but(const std::vector<std::uint32_t>& ranks) const;
   [[nodiscard]] Result<Choice> tell(Choice choice);  // the leader's
   [[nodiscard]] Result<Choice> listen(int quarters);
-  [[nodiscard]] Result<Choice> choose(const Offer& own);  // the first, by what all ranks offer
+  [[nodiscard]] Choice choose(const Offer& own, const Words& words);  // the first, by what all ranks offer
   [[nodiscard]] Choice pick_next();
   [[nodiscard]] static Choice failed(Error error);
   [[nodiscard]] Error silent(const std::vector<std::uint32_t>& ranks, const char* what) const;

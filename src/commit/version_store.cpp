@@ -15,6 +15,8 @@
 namespace slackwater {
 namespace {
 
+constexpr std::uint32_t kAttemptsKept = 16;  // files of the newest ones
+
 std::string parent_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -78,6 +80,7 @@ class VersionStore::Impl {
   }
   Status check_claimed(std::uint32_t attempt) const;
   Status check_newest();
+  void forget_old_attempts();
   Result<std::uint32_t> next_number();
   Result<Manifest> obey_existing(const VersionName& version);
   Status take_lock();
@@ -95,7 +98,6 @@ class VersionStore::Impl {
   std::unique_ptr<FileLock> lock_;
   std::optional<Attempt> attempt_;    // claimed
   std::uint32_t authority_ = 0;       // number of attempt_; before claim(), the newest found by open()
-  std::uint64_t published_ = 0;       // decisions tried: makes their private names unique
   std::set<VersionName> doubtful_;    // committed, but the last sync failed
   std::set<VersionName> left_alone_;  // mentioned once in the log, not again
 };
@@ -162,7 +164,19 @@ Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vect
   }
   authority_ = attempt.number;
   attempt_ = attempt;
+  forget_old_attempts();
   return attempt;
+}
+
+// What counts follows from the newest file; those before it serve only where it is damaged. What stays does no harm.
+void VersionStore::Impl::forget_old_attempts() {
+  const auto entries = fs_.list(control_);
+  if (!entries) return;
+  for (const DirectoryEntry& entry : *entries) {
+    const auto number = parse_attempt_file(entry.name);
+    if (number && *number < authority_ && authority_ - *number >= kAttemptsKept)
+      (void)fs_.unlink(fmt::format("{}/{}", control_, entry.name));
+  }
 }
 
 Result<Attempt> VersionStore::Impl::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {
@@ -236,17 +250,19 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
   const VersionName version{manifest.step, manifest.attempt};
   const bool commit = manifest.decision == Decision::kCommit;
   if (commit) SW_TRY(check_newest());
-  // Several ranks may decide at once: the private name must be no other rank's.
-  const std::string unique = fmt::format("{}-{}", random_id(), published_++);
+  // Of its own for each rank: several may give a step up at once.
+  const std::string unique = random_id();
   const Status published = publish_exclusively(fs_, path_of(version), kManifestName, serialize(manifest), unique);
   if (!published) {
-    if (published.error().kind == ErrorKind::kAlreadyExists) return obey_existing(version);
-    if (published.error().kind == ErrorKind::kInDoubt && commit) doubtful_.insert(version);
-    return fail(published.error());
+    // An abort that a power cut takes back leaves an undecided version, which counts as little.
+    if (published.error().kind == ErrorKind::kInDoubt && !commit) return manifest;
+    if (published.error().kind == ErrorKind::kInDoubt) doubtful_.insert(version);
+    if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
+    SW_ASSIGN(manifest, obey_existing(version));
   }
   // A run that took over between the look above and the decision has not adopted this version: it is void, and must not
   // be reported as safe. Nor must it be if nobody can tell.
-  if (Status newest = commit ? check_newest() : Status(); !newest) {
+  if (Status newest = manifest.decision == Decision::kCommit ? check_newest() : Status(); !newest) {
     Error error = std::move(newest).error();
     if (error.kind != ErrorKind::kAborted) {
       error.kind = ErrorKind::kInDoubt;
@@ -258,12 +274,20 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
 }
 
 Result<Manifest> VersionStore::Impl::obey_existing(const VersionName& version) {
+  const auto in_doubt = [&](Error error, const char* what) {
+    error.message = fmt::format("step {} was decided, but {}: {}", version.step, what, error.message);
+    error.kind = ErrorKind::kInDoubt;
+    return fail(std::move(error));
+  };
   auto manifest = read_manifest(fs_, root_, version);
-  if (manifest) return manifest;
-  Error error = std::move(manifest).error();
-  error.message = fmt::format("step {} was decided, but the decision cannot be read: {}", version.step, error.message);
-  error.kind = ErrorKind::kInDoubt;
-  return fail(std::move(error));
+  if (!manifest) return in_doubt(std::move(manifest).error(), "the decision cannot be read");
+  if (manifest->decision == Decision::kAbort) return manifest;
+  // Who wrote it may hang in its sync, or have died before: a commit is reported only when a power cut cannot undo it.
+  if (Status synced = fs_.sync_directory(path_of(version)); !synced) {
+    doubtful_.insert(version);
+    return in_doubt(std::move(synced).error(), "the decision may be gone after a power cut");
+  }
+  return manifest;
 }
 
 Status VersionStore::Impl::remove(const VersionName& version) {

@@ -43,7 +43,7 @@ class VersionStore {
   [[nodiscard]] Result<Catalog> scan();
 
   // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again:
-  // after a rollback the run goes on under a new attempt.
+  // after a rollback the run goes on under a new attempt. Files of attempts long past are removed.
   // `members`: an id for each rank; none: one rank.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
                                       std::vector<std::string> members = {});
@@ -62,8 +62,8 @@ class VersionStore {
   [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::string& index_text);
   [[nodiscard]] Status write_index(const VersionName& version, const std::string& index_text);
 
-  // Publishes the decision. If one exists already it is read and obeyed: the Manifest returned is the one on disk.
-  // kInDoubt when the last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been
+  // Publishes the decision. If one exists already it is read, made durable and obeyed: the Manifest returned is the one
+  // on disk. kInDoubt when the last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been
   // claimed.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 

@@ -7,14 +7,6 @@
 #include "engine/engine_impl.hpp"
 
 namespace slackwater {
-namespace {
-
-// The error that every rank gives for a step that was given up.
-Error aborted_everywhere(const VersionName& version, const std::string& reason, const std::string& path) {
-  return {ErrorKind::kAborted, fmt::format("step {} was aborted on all ranks: {}", version.step, reason), path};
-}
-
-}  // namespace
 
 Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop) {
   voyage.voted = true;
@@ -49,22 +41,31 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
       reason = error->kind == ErrorKind::kMismatch ? error->message : fmt::format("rank 0: {}", error->to_string());
     }
   }
-  if (!reason.empty()) error = aborted_everywhere(voyage.name, reason, voyage.directory);
-  if (!reason.empty() && !voyage.directory.empty()) {
-    Manifest manifest = manifest_of(voyage, Decision::kAbort);
-    manifest.reason = reason;
-    std::lock_guard lock(versions_mutex_);
-    // Only the leader commits, so nothing can commit this step any more, whether or not this gets through.
-    if (const auto decided = versions_->decide(std::move(manifest)); !decided)
-      log_.warn("that step {} was given up could not be written down: {}", voyage.name.step,
-                decided.error().to_string());
-  }
+  if (!reason.empty()) error = give_up_for_all(voyage, reason);
   if (const Status told = fleet_->announce(voyage.name, {error}); !told) {
     log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
               voyage.name.step, told.error().to_string());
   }
   if (error) return fail(std::move(*error));
   return {};
+}
+
+// The error of all ranks; nullopt: the step is committed, because the decision got through though it did not look so.
+std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const std::string& reason) {
+  Manifest manifest = manifest_of(voyage, Decision::kAbort);
+  manifest.reason = reason;
+  std::lock_guard lock(versions_mutex_);
+  const auto decided = versions_->decide(std::move(manifest));
+  if (decided && decided->decision == Decision::kCommit) return std::nullopt;
+  // Another rank may have been first: its words are the ones that everybody gets.
+  if (decided) return aborted_everywhere(voyage.name.step, decided->reason, voyage.directory);
+  if (decided.error().kind == ErrorKind::kInDoubt) return decided.error();
+  // Only the leader commits, so nothing can commit this step any more, though this did not get through. Perhaps no rank
+  // has come as far as to make the directory.
+  if (decided.error().kind != ErrorKind::kNotFound) {
+    log_.warn("that step {} was given up could not be written down: {}", voyage.name.step, decided.error().to_string());
+  }
+  return aborted_everywhere(voyage.name.step, reason, voyage.directory);
 }
 
 Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots) {
@@ -82,7 +83,7 @@ Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots) {
   SW_TRY(versions_->write_index(voyage.name, index->text));
   SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort)
-    return fail(aborted_everywhere(voyage.name, decided.reason, voyage.directory));
+    return fail(aborted_everywhere(voyage.name.step, decided.reason, voyage.directory));
   ledger_.keep();
   return {};
 }
@@ -109,20 +110,22 @@ Status Engine::Impl::learn_outcome(const Voyage& voyage, const std::stop_token& 
   auto decided = versions_->decide(std::move(manifest));
   if (!decided) {
     Error error = std::move(decided).error();
-    // The directory is gone: only the leader of a newer attempt, or of this one after an abort, removes it.
-    error.kind = error.kind == ErrorKind::kNotFound ? ErrorKind::kAborted : ErrorKind::kInDoubt;
+    // Only the leader of a newer attempt, or of this one after an abort, removes it.
+    if (error.kind == ErrorKind::kNotFound)
+      return fail(aborted_everywhere(voyage.name.step, "its directory was removed meanwhile", voyage.directory));
+    if (error.kind != ErrorKind::kAborted) error.kind = ErrorKind::kInDoubt;
     return fail(std::move(error));
   }
   if (decided->decision == Decision::kAbort)
-    return fail(aborted_everywhere(voyage.name, decided->reason, voyage.directory));
+    return fail(aborted_everywhere(voyage.name.step, decided->reason, voyage.directory));
   return {};
 }
 
 void Engine::Impl::report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop) {
   voyage.voted = true;
-  if (voyage.attempt.number == 0) {  // it failed before it was planned
+  if (voyage.name.attempt == 0) {  // it failed before it was planned
     std::lock_guard lock(mutex_);
-    if (!attempt_) return;  // nobody has begun to save: there is nobody to tell
+    if (!attempt_) return;  // this rank does not know of any: the others know why, or name it as missing
     voyage.attempt = *attempt_;
     voyage.name = {voyage.snapshot->step(), attempt_->number};
   }

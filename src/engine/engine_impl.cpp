@@ -218,13 +218,13 @@ std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Im
   snapshot->release_sources();
   snapshot->finish_save();
   if (fleet_) {
-    // The other ranks wait for this step: the commit thread tells them, and keeps the error as of any other.
+    // The other ranks wait for this step: it goes the way of any other, so that the commit thread can tell them.
     auto voyage = std::make_shared<Voyage>();
     voyage->snapshot = snapshot;
-    voyage->arrived = true;
     std::lock_guard lock(mutex_);
     if (start_threads()) {
-      active_.push_back(std::move(voyage));
+      active_.push_back(voyage);
+      to_plan_.push_back(std::move(voyage));
       changed_.notify_all();
       return snapshot;
     }
@@ -283,8 +283,8 @@ void Engine::Impl::plan_loop(std::stop_token stop) {
 
 Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop_token& stop) {
   const std::uint64_t step = voyage->snapshot->step();
-  SW_ASSIGN(voyage->attempt, ensure_attempt(stop));
-  voyage->name = {step, voyage->attempt.number};
+  SW_TRY(ensure_attempt(*voyage, stop));
+  if (const auto error = voyage->snapshot->error()) return fail(*error);
   // Without versions_mutex_: the commit thread may hold it over syncs and deletions of an earlier step, and the copies
   // of this one must not wait for that. make_version() asks for no more than the attempt, which only this thread claims.
   SW_ASSIGN(voyage->directory, versions_->make_version(step));
@@ -326,37 +326,44 @@ Status Engine::Impl::make_index(Voyage& voyage) const {
   }
 }
 
-Result<Attempt> Engine::Impl::ensure_attempt(const std::stop_token& stop) {
+// The attempt this voyage goes on under; claimed, or learned of, at the first.
+Status Engine::Impl::ensure_attempt(Voyage& voyage, const std::stop_token& stop) {
+  const std::uint64_t step = voyage.snapshot->step();
   std::vector<VersionName> adopted;
   std::uint64_t epoch = 0;
   {
     std::lock_guard lock(mutex_);
-    if (attempt_) return *attempt_;
+    if (attempt_) {
+      voyage.attempt = *attempt_;
+      voyage.name = {step, attempt_->number};
+      return {};
+    }
     adopted = to_adopt_;
     epoch = epoch_;
   }
   std::vector<std::string> members;
-  std::uint32_t announced = 0;
   if (fleet_) {
     SW_ASSIGN(members, fleet_->gather(stop));
     if (!fleet_->leads()) {
-      SW_ASSIGN(announced, fleet_->await_attempt(epoch, stop));
+      SW_ASSIGN(const std::uint32_t announced, fleet_->await_attempt(epoch, step, stop));
+      voyage.name = {step, announced};  // from here on there is somebody to tell if it goes wrong
     }
   }
-  Attempt attempt;
+  Result<Attempt> attempt;
   {
     std::lock_guard versions_lock(versions_mutex_);
-    if (!fleet_ || fleet_->leads()) {
-      SW_ASSIGN(attempt, versions_->claim(options_.run_name, std::move(adopted), std::move(members)));
-    } else {
-      SW_ASSIGN(attempt, versions_->accept(announced, options_.rank, fleet_->id()));
-    }
+    attempt = fleet_ && !fleet_->leads() ? versions_->accept(voyage.name.attempt, options_.rank, fleet_->id())
+                                         : versions_->claim(options_.run_name, std::move(adopted), std::move(members));
   }
-  if (fleet_ && fleet_->leads()) SW_TRY(fleet_->announce_attempt(epoch, attempt));
+  const Status told = fleet_ && fleet_->leads() ? fleet_->announce_attempt(epoch, step, attempt) : Status();
+  if (!attempt) return fail(std::move(attempt).error());
+  SW_TRY(told);
+  voyage.attempt = *attempt;
+  voyage.name = {step, attempt->number};
   std::lock_guard lock(mutex_);
-  attempt_ = attempt;
+  attempt_ = std::move(*attempt);
   to_adopt_.clear();
-  return attempt;
+  return {};
 }
 
 Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
@@ -365,7 +372,7 @@ Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
   for (const StreamLayout& part : layout.parts) state_slabs += part.window_count(options_.slab_bytes);
   std::uint64_t slabs = options_.pool_bytes / options_.slab_bytes;
   if (slabs == 0) {
-    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
+    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.local_ranks / options_.slab_bytes);
   }
   SW_TRY(make_pipeline(slabs));
   log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(pipeline_->pool_bytes()),

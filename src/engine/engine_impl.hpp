@@ -78,7 +78,7 @@ class Engine::Impl {
   [[nodiscard]] Status make_index(Voyage& voyage) const;
   [[nodiscard]] Status ensure_pipeline(const SnapshotLayout& layout);
   [[nodiscard]] Status make_pipeline(std::uint64_t slabs);
-  [[nodiscard]] Result<Attempt> ensure_attempt(const std::stop_token& stop);
+  [[nodiscard]] Status ensure_attempt(Voyage& voyage, const std::stop_token& stop);
   void give_up(const std::shared_ptr<Voyage>& voyage, const Error& error);
   void arrive(Voyage& voyage);
 
@@ -92,6 +92,7 @@ class Engine::Impl {
   [[nodiscard]] Status decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop);
   [[nodiscard]] Status decide_for_all(const Voyage& voyage, Result<Ballot> ballots);
   [[nodiscard]] Status publish_commit(const Voyage& voyage, Ballot ballots);
+  [[nodiscard]] std::optional<Error> give_up_for_all(const Voyage& voyage, const std::string& reason);
   [[nodiscard]] Status learn_outcome(const Voyage& voyage, const std::stop_token& stop);
   void report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop);
   void discard_own_files(const Voyage& voyage);

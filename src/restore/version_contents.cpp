@@ -85,6 +85,23 @@ Result<std::string> load_tree(FileSystem& fs, const std::string& path, const Fil
   return text;
 }
 
+// Tree and metadata are in the first file of a rank, and nowhere else.
+std::uint32_t tree_rank(const Manifest& manifest, const std::optional<Viewer>& viewer) {
+  return viewer && viewer->world == manifest.world ? viewer->rank : 0;
+}
+
+Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& promised, ParsedHeader& header,
+                 VersionContents& contents) {
+  const auto stored = std::ranges::find(header.tensors, kTreeTensorName, &TensorInfo::name);
+  if (stored != header.tensors.end()) {
+    SW_ASSIGN(contents.tree, load_tree(fs, path, promised, *stored));
+  } else {
+    contents.tree = std::move(header.tree);
+  }
+  contents.metadata = std::move(header.metadata);
+  return {};
+}
+
 // Files, tensors, tree and metadata of a version, by the headers of all its files.
 class HeaderReader {
  public:
@@ -109,27 +126,13 @@ class HeaderReader {
     return join_boxes();
   }
 
-  // Tree and metadata are in the first file of a rank, and nowhere else.
-  static std::uint32_t tree_rank(const Manifest& manifest, const std::optional<Viewer>& viewer) {
-    return viewer && viewer->world == manifest.world ? viewer->rank : 0;
-  }
-  Status take_tree(const std::string& path, const FileRecord& promised, ParsedHeader& header) const {
-    const auto stored = std::ranges::find(header.tensors, kTreeTensorName, &TensorInfo::name);
-    if (stored != header.tensors.end()) {
-      SW_ASSIGN(contents_.tree, load_tree(fs_, path, promised, *stored));
-    } else {
-      contents_.tree = std::move(header.tree);
-    }
-    contents_.metadata = std::move(header.metadata);
-    return {};
-  }
-
  private:
   Status add_file(const StreamIdentity& identity, FileRecord promised, bool tree_wanted) {
     std::string path = directory_ + "/" + promised.name;
     auto header = load_header(fs_, path, promised, identity);
     if (!header) return fail(as_damage(std::move(header).error()));
-    if (tree_wanted && promised.name == data_file(identity.rank, 0)) SW_TRY(take_tree(path, promised, *header));
+    if (tree_wanted && promised.name == data_file(identity.rank, 0))
+      SW_TRY(take_tree(fs_, path, promised, *header, contents_));
     for (TensorInfo& tensor : header->tensors) {
       if (tensor.name != kTreeTensorName) add_tensor(identity, std::move(tensor));
     }
@@ -155,7 +158,8 @@ class HeaderReader {
   // Each header has the boxes of its own file.
   Status join_boxes() {
     std::vector<TensorInfo>& tensors = contents_.tensors;
-    std::ranges::stable_sort(tensors, {}, &TensorInfo::name);
+    std::ranges::sort(tensors, {},
+                      [](const TensorInfo& tensor) { return std::pair(std::string_view(tensor.name), tensor.file); });
     std::size_t kept = 0;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       TensorInfo* const same = kept > 0 && tensors[kept - 1].name == tensors[i].name ? &tensors[kept - 1] : nullptr;
@@ -200,8 +204,8 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
   const std::string path = fmt::format("{}/{}", directory, kIndexName);
   SW_ASSIGN(std::vector<IndexEntry> entries, parse_index(index_text, path));
 
-  const std::uint32_t tree_rank = HeaderReader::tree_rank(manifest, viewer);
-  SW_ASSIGN(Record record, load_record(fs, directory, manifest, manifest.records[tree_rank]));
+  const std::uint32_t rank = tree_rank(manifest, viewer);
+  SW_ASSIGN(const Record record, load_record(fs, directory, manifest, manifest.records[rank]));
   std::set<std::string, std::less<>> globals;
   if (manifest.world == 1 && viewer && viewer->world != 1) {
     SW_ASSIGN(globals, global_names(fs, directory, record));
@@ -217,11 +221,11 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
     contents.data.push_back({directory + "/" + file.name, file.size_bytes, {}, false});
 
   for (const FileRecord& file : record.files) {
-    if (file.name != data_file(tree_rank, 0)) continue;
+    if (file.name != data_file(rank, 0)) continue;
     const std::string first = directory + "/" + file.name;
     auto header = load_header(fs, first, file, record.identity);
     if (!header) return fail(as_damage(std::move(header).error()));
-    SW_TRY(HeaderReader(fs, directory, viewer, contents).take_tree(first, file, *header));
+    SW_TRY(take_tree(fs, first, file, *header, contents));
   }
   return {};
 }

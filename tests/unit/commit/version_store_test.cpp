@@ -143,6 +143,34 @@ TEST_F(VersionStoreTest, OneDecisionAVersionTheSecondObeys) {
   EXPECT_EQ(state_of({1, 1}), VersionState::kAborted);
 }
 
+TEST_F(VersionStoreTest, AnEarlierCommitIsObeyedOnlyWhenItIsDurable) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  auto manifest = prepare(*store, fs_, attempt, 1);
+  ASSERT_TRUE(manifest.has_value());
+  ASSERT_TRUE(store->decide(*manifest).has_value());
+  Manifest abort = *manifest;
+  abort.decision = Decision::kAbort;
+  fs_.fail(FsCall::kSyncDirectory, EIO, {.path = "step-"});
+  EXPECT_EQ(store->decide(abort).error().kind, ErrorKind::kInDoubt);
+  const auto decided = store->decide(abort);
+  ASSERT_TRUE(decided.has_value()) << decided.error().to_string();
+  EXPECT_EQ(decided->decision, Decision::kCommit);
+}
+
+TEST_F(VersionStoreTest, FilesOfAttemptsLongPastGoAndVersionsStillCount) {
+  auto store = open_store();
+  Attempt attempt = claim(*store);
+  commit(*store, attempt, 1);
+  for (int starts = 0; starts < 40; ++starts) attempt = claim(*store, {{1, 1}});
+  std::size_t files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(control()))
+    files += parse_attempt_file(entry.path().filename().string()) ? 1 : 0;
+  EXPECT_EQ(files, 16u);
+  EXPECT_EQ(attempt.number, 41u);
+  EXPECT_EQ(counting(), "1.a1");
+}
+
 TEST_F(VersionStoreTest, AnUnreadableEarlierDecisionIsDoubt) {
   auto store = open_store();
   const Attempt attempt = claim(*store);

@@ -207,7 +207,7 @@ TEST_F(RanksTest, ARankThatSavesAnotherStepIsNamedAndMeetsTheOthersAgain) {
   ASSERT_FALSE(statuses[1]);
   EXPECT_EQ(statuses[1].error().kind, ErrorKind::kAborted);
   statuses.erase(statuses.begin() + 1);
-  expect_same_abort(statuses, "rank 1: did not report");
+  expect_same_abort(statuses, "rank 1: saved step 3 instead");
   commit_all(4);
   EXPECT_EQ(steps_on_disk(), (Steps{1, 4}));
 }
