@@ -103,7 +103,11 @@ Result<bool> DirectoryCoordinator::collect(const std::string& session, const Top
   if (!entries) {
     // Nobody has said anything yet, or the whole session is gone. Other trouble may pass: the next look tells.
     if (entries.error().kind != ErrorKind::kNotFound) return true;
-    const auto alive = fs_.status(session_path(session));
+    // A rank that looks for its run may bring the directory of an earlier session back, by joining it; never the roster.
+    const bool ours = session == this->session();
+    const auto alive =
+        fs_.status(ours ? fmt::format("{}/{}", box_path(session, roster_topic().box), message_file(roster_topic(), 0))
+                        : session_path(session));
     if (!alive && alive.error().kind == ErrorKind::kNotFound) return fail(over(session));
     return true;
   }
@@ -206,7 +210,10 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   Poll poll(clock_, patience);
   for (std::vector<std::uint32_t> wanted = missing; !missing.empty();) {
     SW_TRY(collect(self.id, joins_topic(), wanted, take));
-    if (trouble) return fail(std::move(*trouble));
+    if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
+      (void)publish_in(self.id, roster_topic(), 0, refusal_body(*trouble));
+      return fail(std::move(*trouble));
+    }
     if (missing.empty()) break;
     SW_ASSIGN(const bool again, poll.again());
     if (!again) return fail(not_joined(missing, self.world, control_));
@@ -240,9 +247,9 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
   for (;;) {
     SW_TRY(answer_sessions(self));
     for (const std::string& session : std::vector(answered_.begin(), answered_.end())) {
-      std::vector<std::string> members;
+      Result<std::vector<std::string>> roster;
       const auto take = [&](std::uint32_t, const Json& body) {
-        members = read_roster(body);
+        roster = read_roster(body, control_);
         return true;
       };
       std::vector<std::uint32_t> leader{0};
@@ -250,6 +257,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
         answered_.erase(session);  // it is gone
         continue;
       }
+      SW_ASSIGN(const std::vector<std::string> members, std::move(roster));
       if (members.empty()) continue;
       if (members.size() == self.world && members[self.rank] == self.id) {
         std::lock_guard lock(mutex_);

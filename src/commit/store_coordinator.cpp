@@ -208,7 +208,10 @@ Result<std::vector<std::string>> StoreCoordinator::lead(const Patience& patience
   };
   for (Poll poll(clock_, patience); !missing.empty();) {
     const auto looked = collect(self_.id, joins_topic(), missing, take);
-    if (trouble) return fail(std::move(*trouble));
+    if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
+      (void)publish_in(self_.id, roster_topic(), 0, refusal_body(*trouble));
+      return fail(std::move(*trouble));
+    }
     if (missing.empty()) break;
     if (!looked && looked.error().kind == ErrorKind::kAborted) {
       SW_TRY(open_session());  // who left the session before it as the last took the key away with the rest
@@ -245,13 +248,14 @@ Result<std::vector<std::string>> StoreCoordinator::try_to_join() {
     SW_TRY(std::move(joined));
     answered_ = session;
   }
-  std::vector<std::string> members;
+  Result<std::vector<std::string>> roster;
   const auto take = [&](std::uint32_t, const Json& body) {
-    members = read_roster(body);
+    roster = read_roster(body, path_);
     return true;
   };
   std::vector<std::uint32_t> leader{0};
   SW_TRY(collect(session, roster_topic(), leader, take));
+  SW_ASSIGN(std::vector<std::string> members, std::move(roster));
   if (members.empty()) return {};
   if (members.size() != self_.world || members[self_.rank] != self_.id) {
     refused_ = session;
