@@ -44,7 +44,7 @@ void meet(const std::deque<Trainer>& trainers, std::uint64_t& floor) {
 TEST(RanksKillTest, AllRanksGoOnTogetherFromTheLastStepThatAnyWasToldOf) {
   const TempDir directory;
   const std::string run = directory / "run";
-  const std::uint64_t kills = effort("SLACKWATER_RANK_KILLS", 10);
+  const std::uint64_t kills = effort("SLACKWATER_RANK_KILLS", 20);
   const std::uint64_t horizon_us = kSanitized ? 2'000'000 : 300'000;
   std::mt19937_64 random(harness_seed());
   std::uint64_t floor = 0;
