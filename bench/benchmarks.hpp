@@ -15,6 +15,7 @@ namespace slackwater::bench {
 [[nodiscard]] Result<Report> staging(const Settings& settings);
 [[nodiscard]] Result<Report> small_tensors(const Settings& settings);
 [[nodiscard]] Result<Report> peak_memory(const Settings& settings);
+[[nodiscard]] Result<Report> restore_plan(const Settings& settings);
 // The reference alone, for comparisons made from Python: state_bytes written `pairs` times.
 [[nodiscard]] Result<Report> raw_write(const Settings& settings);
 

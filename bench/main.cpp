@@ -14,13 +14,14 @@
 namespace slackwater::bench {
 
 std::span<const Benchmark> all_benchmarks() {
-  static constexpr std::array<Benchmark, 7> kBenchmarks{{
+  static constexpr std::array<Benchmark, 8> kBenchmarks{{
       {"durable_write", "a state through a pool of an eighth of it, against a raw write", durable_write},
       {"verified_restore", "restore with every byte checked, against raw reads", verified_restore},
       {"save_call", "how long save() holds the trainer up", save_call},
       {"staging", "copying into a pool that holds the state, against memcpy", staging},
       {"small_tensors", "100,000 tensors of 16 KiB against few large ones", small_tensors},
       {"peak_memory", "memory beyond the state, for save and restore", peak_memory},
+      {"restore_plan", "a rank's share of 1,000,000 boxes, found and planned", restore_plan},
       {"raw_write", "the reference alone", raw_write},
   }};
   return kBenchmarks;

@@ -45,6 +45,7 @@ BENCHMARKS = [
     Benchmark("staging", False, "copying into a pool that holds the state, against memcpy"),
     Benchmark("small_tensors", False, "100,000 tensors of 16 KiB against few large ones"),
     Benchmark("peak_memory", False, "memory beyond the state, for save and restore"),
+    Benchmark("restore_plan", False, "a rank's share of 1,000,000 boxes, found and planned"),
     Benchmark("python_save_call", True, "how long save() holds a Python program up"),
     Benchmark("train_stall", True, "training with a checkpoint at every iteration, against none"),
 ]

@@ -32,11 +32,27 @@ function(slackwater_library folder)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLACKWATER_UNITY} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
+# Compiling tests, three times over, is most of what `make test` does. So they are hardly optimised (what they test is), and
+# the headers that nearly all of them include are compiled once.
+function(slackwater_test_headers)
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
+  add_executable(sw_test_headers ${PROJECT_BINARY_DIR}/test_headers.cpp)  # a program, as those that use the headers
+  target_link_libraries(sw_test_headers PRIVATE sw_base sw_flags GTest::gtest GTest::gmock)
+  target_compile_options(sw_test_headers PRIVATE -Og)
+  target_precompile_headers(sw_test_headers PRIVATE <algorithm> <atomic> <chrono> <condition_variable> <expected>
+    <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <string> <thread> <vector>
+    <fmt/format.h> <nlohmann/json.hpp> <gtest/gtest.h> <gmock/gmock.h>)
+endfunction()
+
 function(slackwater_test name)
   cmake_parse_arguments(arg "" "" "SOURCES;USES;LABELS" ${ARGN})
   find_package(GTest REQUIRED)
-  include(GoogleTest)
+  if(NOT TARGET sw_test_headers)
+    slackwater_test_headers()
+  endif()
   add_executable(${name} ${arg_SOURCES})
+  target_compile_options(${name} PRIVATE -Og)
+  target_precompile_headers(${name} REUSE_FROM sw_test_headers)
   list(TRANSFORM arg_USES PREPEND sw_ OUTPUT_VARIABLE used)
   target_link_libraries(${name} PRIVATE ${used} sw_flags GTest::gtest GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)

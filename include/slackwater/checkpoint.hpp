@@ -32,7 +32,7 @@ struct VersionInfo {
 struct FileInfoOnTier {
   std::string name;  // inside the version's directory
   std::uint32_t rank = 0;
-  std::uint64_t size_bytes = 0;
+  std::uint64_t size_bytes = 0;  // of several ranks: up to the end of its last tensor
 };
 
 struct Damage {
@@ -61,7 +61,8 @@ struct ReadOptions {
 
 class Checkpoint {
  public:
-  // step: nullopt takes the newest that counts. Metadata (manifest, records, headers) is verified here; data when it is read.
+  // step: nullopt takes the newest that counts. Metadata (manifest, records, headers; of several ranks manifest and index) is verified
+  // here; the rest when it is read.
   [[nodiscard]] static Result<Checkpoint> open(const std::string& directory, std::optional<std::uint64_t> step = {},
                                                ReadOptions options = {});
 

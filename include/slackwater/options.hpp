@@ -45,6 +45,7 @@ struct Options {
   std::string cuda_driver = "libcuda.so.1";  // loaded when the first CUDA tensor is seen
   std::uint32_t rank = 0;                 // of this process, among
   std::uint32_t world = 1;                // so many that save together into the same directory; at most 65536
+  std::uint32_t local_ranks = 1;          // so many of them on this machine share its memory
   std::chrono::milliseconds commit_timeout{60'000};  // ranks wait so long for each other
   std::uint32_t fan_in = 64;              // ranks in a group, which reports to rank 0 as one
   std::shared_ptr<KeyValueStore> store;   // how the ranks talk; null: through files in the directory they share

@@ -25,6 +25,7 @@ void bind_values(nb::module_& module);
 void bind_snapshot(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_dlpack(nb::module_& module);
+void bind_store_relay(nb::module_& module);
 void bind_engine(nb::module_& module);
 
 // The one place an Error becomes an exception of slackwater.errors.
@@ -46,10 +47,11 @@ struct Contents {
   std::vector<TensorInfo> tensors;
   std::string tree;
   std::map<std::string, std::string> metadata;
+  std::vector<std::string> rank_local_values;
 };
 [[nodiscard]] Contents contents_of(const Checkpoint& checkpoint);
 
-// [(name, dtype, shape, strides or None, address, device), ...]
+// [(name, dtype, shape, strides or None, address, device), ...]; a box of a global tensor has (global_shape, offset) as a seventh field.
 using TargetList = nb::typed<nb::list, nb::any>;
 [[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
 [[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);

@@ -31,7 +31,10 @@ void bind_checkpoint(nb::module_& module) {
             }();
             value_or_raise(status);
           },
-          nb::arg("targets"), "Read and verify: [(name, dtype, shape, strides or None, address, device), ...].");
+          nb::arg("targets"),
+          "Read and verify: [(name, dtype, shape, strides or None, address, device), ...]. A seventh field "
+          "(global_shape, offset) "
+          "asks for a box of the tensor instead of all of it.");
 }
 
 }  // namespace slackwater::python

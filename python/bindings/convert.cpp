@@ -22,7 +22,7 @@ std::vector<Target> to_targets(const nb::list& items) {
   targets.reserve(items.size());
   for (const nb::handle item : items) {
     const auto fields = nb::cast<nb::tuple>(item);
-    if (fields.size() != 6) throw nb::value_error("a target has six fields");
+    if (fields.size() != 6 && fields.size() != 7) throw nb::value_error("a target has six fields, or seven");
     Target& target = targets.emplace_back();
     target.name = nb::cast<std::string>(fields[0]);
     target.dtype = to_dtype(fields[1]);
@@ -30,6 +30,13 @@ std::vector<Target> to_targets(const nb::list& items) {
     if (const nb::object strides = fields[3]; !strides.is_none()) target.strides = to_sizes(strides);
     target.data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(fields[4]));
     target.device = nb::cast<int>(fields[5]);
+    if (fields.size() == 7) {
+      const auto box = nb::cast<nb::tuple>(fields[6]);
+      if (box.size() != 2) throw nb::value_error("the box of a target is a pair: global shape and offset");
+      Shard& shard = target.shard.emplace();
+      shard.global_shape = to_sizes(box[0]);
+      shard.offset = to_sizes(box[1]);
+    }
   }
   return targets;
 }
@@ -43,7 +50,12 @@ std::vector<StreamRef> to_streams(const StreamList& items) {
 
 Contents contents_of(const Checkpoint& checkpoint) {
   const auto tensors = checkpoint.tensors();
-  return {checkpoint.version(), {tensors.begin(), tensors.end()}, checkpoint.tree(), checkpoint.metadata()};
+  const auto differ = checkpoint.rank_local_values();
+  return {checkpoint.version(),
+          {tensors.begin(), tensors.end()},
+          checkpoint.tree(),
+          checkpoint.metadata(),
+          {differ.begin(), differ.end()}};
 }
 
 void bind_values(nb::module_& module) {
@@ -65,7 +77,10 @@ void bind_values(nb::module_& module) {
                      return nb::tuple(nb::cast(self.shape));
                    })
       .def_ro("size_bytes", &TensorInfo::size_bytes)
-      .def_ro("alias_of", &TensorInfo::alias_of);
+      .def_ro("alias_of", &TensorInfo::alias_of)
+      .def_prop_ro(
+          "is_global", [](const TensorInfo& self) { return !self.boxes.empty(); },
+          "Whether the ranks held it together, in boxes.");
 
   nb::class_<Contents>(module, "Contents", "What an opened checkpoint holds.")
       .def_ro("version", &Contents::version)
@@ -73,7 +88,11 @@ void bind_values(nb::module_& module) {
       .def_prop_ro(
           "tree", [](const Contents& self) { return nb::bytes(self.tree.data(), self.tree.size()); },
           "As it was saved: nobody vouches that it is text.")
-      .def_ro("metadata", &Contents::metadata);
+      .def_ro("metadata", &Contents::metadata)
+      .def_prop_ro(
+          "world", [](const Contents& self) { return self.version.world; }, "How many ranks saved it.")
+      .def_ro("rank_local_values", &Contents::rank_local_values,
+              "Members at the top of the tree that differ between the ranks that saved it.");
 
   module.def(
       "dtypes",

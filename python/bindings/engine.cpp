@@ -13,6 +13,7 @@
 #include "bindings.hpp"
 #include "mailbox.hpp"
 #include "snapshot.hpp"
+#include "store_relay.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
@@ -27,10 +28,10 @@ struct Structure {
   using Texts = nb::typed<nb::list, nb::str>;
   using Items = nb::typed<nb::list, nb::any>;
   Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides, const Items& at_once,
-            const Items& devices) {
+            const Items& devices, const std::optional<Items>& shards) {
     const std::size_t count = names.size();
     if (dtypes.size() != count || shapes.size() != count || strides.size() != count || at_once.size() != count ||
-        devices.size() != count) {
+        devices.size() != count || (shards && shards->size() != count)) {
       throw nb::value_error("the lists of a structure differ in length");
     }
     tensors.reserve(count);
@@ -42,7 +43,22 @@ struct Structure {
       if (const nb::object stride = strides[i]; !stride.is_none()) tensor.strides = to_sizes(stride);
       tensor.at_once = nb::cast<bool>(at_once[i]);
       tensor.device = nb::cast<int>(devices[i]);
+      if (shards) tensor.shard = to_shard((*shards)[i]);
     }
+  }
+
+  // None, or (global_shape, offset, replica_group, replica, replicas).
+  static std::optional<Shard> to_shard(const nb::object& given) {
+    if (given.is_none()) return std::nullopt;
+    const auto fields = nb::cast<nb::tuple>(given);
+    if (fields.size() != 5) {
+      throw nb::value_error("a shard is None or (global_shape, offset, replica_group, replica, replicas)");
+    }
+    return Shard{.global_shape = to_sizes(fields[0]),
+                 .offset = to_sizes(fields[1]),
+                 .replica_group = nb::cast<std::string>(fields[2]),
+                 .replica = nb::cast<std::uint32_t>(fields[3]),
+                 .replicas = nb::cast<std::uint32_t>(fields[4])};
   }
 
   [[nodiscard]] std::vector<Tensor> with_addresses(const Addresses& addresses) const {
@@ -71,11 +87,12 @@ class PyEngine {
   }
 
   static PyEngine open(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& path,
-                       const MailboxHandle& handle) {
+                       const MailboxHandle& handle, const StoreRelayHandle* store) {
     std::shared_ptr<Mailbox> mailbox = handle.box;
     Options options;
     options.path = path;
     for (const auto& [name, value] : settings) value_or_raise(set_option(options, name, value));
+    if (store != nullptr) options.store = store->relay;
     options.log = [mailbox](LogLevel level, std::string_view line) { mailbox->post(level, line); };
     Result<Engine> engine = [&] {
       const nb::gil_scoped_release release;
@@ -178,9 +195,11 @@ void bind_engine(nb::module_& module) {
   nb::class_<Structure>(module, "Structure",
                         "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
       .def(nb::init<const Structure::Texts&, const Structure::Texts&, const Structure::Items&, const Structure::Items&,
-                    const Structure::Items&, const Structure::Items&>(),
+                    const Structure::Items&, const Structure::Items&, const std::optional<Structure::Items>&>(),
            nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("at_once"),
-           nb::arg("devices"))
+           nb::arg("devices"), nb::arg("shards") = nb::none(),
+           "shards: for each tensor None, or its box of a global tensor and the ranks that hold it too: (global_shape, "
+           "offset, replica_group, replica, replicas).")
       .def("__len__", [](const Structure& self) { return self.tensors.size(); });
 
   nb::class_<EngineStats>(module, "EngineStats", "Totals of an engine, and what it runs on.")
@@ -194,7 +213,8 @@ void bind_engine(nb::module_& module) {
       .def_ro("registered_buffers", &EngineStats::registered_buffers);
 
   nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
-      .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"))
+      .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"),
+                  nb::arg("store").none() = nb::none())
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "

@@ -9,5 +9,6 @@ NB_MODULE(_core, module) {
   bind_snapshot(module);
   bind_checkpoint(module);
   bind_dlpack(module);
+  bind_store_relay(module);
   bind_engine(module);
 }

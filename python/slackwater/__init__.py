@@ -33,6 +33,7 @@ from .errors import (
 )
 from .reader import Reader, load, open
 from .rng import Rng
+from .sharding import Replicated, Shard
 from .snapshot import Progress, Snapshot, SnapshotStats
 
 __all__ = [
@@ -52,7 +53,9 @@ __all__ = [
     "PermissionDeniedError",
     "Progress",
     "Reader",
+    "Replicated",
     "Rng",
+    "Shard",
     "Snapshot",
     "SnapshotStats",
     "StorageError",

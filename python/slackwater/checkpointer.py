@@ -22,6 +22,7 @@ from .errors import (
 )
 from .names import Pattern
 from .placement import Placement
+from .ranks import Means, find_ranks
 from .reader import read_copies
 from .session import Session
 from .snapshot import Level, Snapshot
@@ -123,6 +124,8 @@ class Checkpointer:
         world: int | None = None,
         commit_timeout: float | None = None,
         fan_in: int | None = None,
+        local_ranks: int | None = None,
+        coordinator: Means = "auto",
         run_name: str | None = None,
     ) -> None:
         self.path = _directory(path)
@@ -132,6 +135,7 @@ class Checkpointer:
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
+        ranks = find_ranks(coordinator, rank, world, local_ranks)
         settings = {
             "pool": pool,
             "keep": keep,
@@ -147,8 +151,9 @@ class Checkpointer:
             "direct_io": direct_io,
             "stall_timeout": stall_timeout,
             "cuda_driver": cuda_driver,
-            "rank": rank,
-            "world": world,
+            "rank": ranks.rank,
+            "world": ranks.world,
+            "local_ranks": ranks.local_ranks,
             "commit_timeout": commit_timeout,
             "fan_in": fan_in,
             "run_name": run_name,
@@ -160,6 +165,7 @@ class Checkpointer:
             allow_pickle=self._allow_pickle,
             raise_errors=on_error == "raise",
             stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
+            store=ranks.store,
         )
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
         self._finalizer.atexit = False  # lifecycle.py does that
@@ -195,17 +201,21 @@ class Checkpointer:
         cast: bool = False,
         only: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
+        rank_local: Literal["error", "drop"] = "error",
     ) -> int | None:
         """Bring ``state`` back, in place, to the newest good checkpoint or to that of ``step``.
 
         Returns the step; None if there is nothing to restore. ``strict``: tensor names must match. ``cast``: convert
         dtypes that differ. ``only`` and ``exclude``: name patterns such as ``"model.*"``. A damaged checkpoint is
-        reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given.
+        reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given. ``rank_local``: what
+        belongs to single ranks, if another number of ranks saved it: an error, or left as it is here.
         """
         session = self._session
         session.check_open()
         if not isinstance(state, MutableMapping):
             raise UsageError(f"the state is a {type(state).__name__}; give the dict that is given to save()")
+        if rank_local not in ("error", "drop"):
+            raise UsageError(f"rank_local is {rank_local!r}; it is 'error' or 'drop'")
         wanted = None if step is None else _whole("step", step, least=0)
         selected = Pattern(only, exclude)
         session.fence()
@@ -213,7 +223,14 @@ class Checkpointer:
             session,
             self.path,
             lambda contents: Placement(
-                state, contents, strict=strict, cast=cast, selected=selected, allow_pickle=self._allow_pickle
+                state,
+                contents,
+                strict=strict,
+                cast=cast,
+                selected=selected,
+                allow_pickle=self._allow_pickle,
+                seat=session.seat,
+                drop_rank_local=rank_local == "drop",
             ),
         )
         try:

@@ -22,6 +22,10 @@ def unknown_dtype(dtype: Any, name: str) -> UnsupportedError:
     )
 
 
+Place = tuple[tuple[int, ...], tuple[int, ...]]  # of a box: the shape of the global tensor, and the offset there
+Target = tuple[Any, ...]  # for the engine: name, dtype, shape, strides, address, device; of a box its Place, too
+
+
 class Memory(NamedTuple):
     """``owner`` keeps the bytes alive; strides count elements."""
 
@@ -32,8 +36,9 @@ class Memory(NamedTuple):
     device: int
     owner: Any
 
-    def target(self, name: str) -> tuple[str, str, tuple[int, ...], tuple[int, ...] | None, int, int]:
-        return name, self.dtype, self.shape, self.strides, self.address, self.device
+    def target(self, name: str, place: Place | None = None) -> Target:
+        target = (name, self.dtype, self.shape, self.strides, self.address, self.device)
+        return target if place is None else (*target, place)
 
     @property
     def size_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,9 @@ from .errors import ClosedError, NotFoundError
 from .memory import HOST, Memory
 from .placement import Placement
 from .tree import torch_adapter
+
+
+_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is a tensor, too
 
 
 class TensorInfo(NamedTuple):
@@ -37,7 +41,7 @@ class Reader(Mapping[str, Any]):
         contents = self._checkpoint.contents()
         self._version = contents.version
         self._tree = contents.tree
-        self._infos = {info.name: info for info in contents.tensors if not info.name.startswith("__slackwater")}
+        self._infos = {info.name: info for info in contents.tensors if not _OF_OURS.match(info.name)}
         self._allow_pickle = allow_pickle
         self._lock = threading.Lock()
         self.metadata: dict[str, str] = contents.metadata
@@ -51,9 +55,10 @@ class Reader(Mapping[str, Any]):
         return TensorInfo(info.dtype, tuple(info.shape), info.size_bytes, info.alias_of)
 
     def tree(self, only: str | Iterable[str] | None = None) -> Any:
-        """The state as it was given to save(): modules and other objects as what their state_dict() gave.
+        """The state as rank 0 gave it to save(): modules and other objects as what their state_dict() gave.
 
-        With ``only``, tensors whose names do not match are left out of their dicts (None in lists).
+        Tensors that the ranks hold together are whole. With ``only``, tensors whose names do not match are left out of
+        their dicts (None in lists).
         """
         selected = names.Pattern(only)
         wanted: dict[str, Any] = {}
@@ -61,6 +66,7 @@ class Reader(Mapping[str, Any]):
         def tensor(name: str, is_array: bool) -> Any:
             if not selected(name):
                 return _LEFT_OUT
+            name = self._of_first_rank(name)
             if name not in wanted:
                 wanted[name] = self._empty(name, is_array)
             return wanted[name]
@@ -126,6 +132,11 @@ class Reader(Mapping[str, Any]):
             if targets:
                 self._checkpoint.read(targets)
 
+    def _of_first_rank(self, name: str) -> str:
+        """What a tensor of rank 0 is called among those of all ranks."""
+        own = f"rank-00000/{name}"
+        return own if own in self._infos else name
+
 
 _LEFT_OUT: Any = type("_LeftOut", (), {"__repr__": lambda self: "<left out>"})()
 
@@ -185,7 +196,7 @@ def _copy_batch(reader: Reader, batch: dict[str, Any], targets: list[tuple[str, 
     torch = torch_adapter()
     for name, target in targets:
         if arrays.is_array(target):
-            target[...] = batch[name].astype(target.dtype, copy=False)
+            arrays.copy_into(target, batch[name])
         else:
             torch.copy_into(target, batch[name])
     batch.clear()

@@ -15,6 +15,8 @@ from typing import Any
 from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
 from .fence_hooks import FencedMethods, register_step_hook
+from .ranks import StoreThread
+from .sharding import Seat
 from .snapshot import Level, Snapshot
 from .streams import producers, stream_pairs
 from .tree import Capturer
@@ -27,14 +29,25 @@ _JOIN_SECONDS = 10.0
 
 class Session:
     def __init__(
-        self, path: str, settings: dict[str, str], *, allow_pickle: bool, raise_errors: bool, stall_timeout: float
+        self,
+        path: str,
+        settings: dict[str, str],
+        *,
+        allow_pickle: bool,
+        raise_errors: bool,
+        stall_timeout: float,
+        store: Any = None,
     ) -> None:
         self.ownership = lifecycle.Ownership(stall_timeout)
         self.closed = False
         self.mailbox = _core.Mailbox()
-        self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox)
+        self._store = None if store is None else StoreThread(store)  # by which the ranks talk
+        relay = None if self._store is None else self._store.relay
+        self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox, relay)
+        if self._store is not None:
+            self._store.start()
         self.methods = FencedMethods()
-        self._capturer = Capturer(allow_pickle)
+        self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
         self._raise_errors = raise_errors
         self._arriving: Snapshot | None = None  # the engine is taking it
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
@@ -46,6 +59,10 @@ class Session:
         self._warned_of_keeper = False
         lifecycle.register(self)
         self.drain_log()
+
+    @property
+    def seat(self) -> Seat:
+        return self._capturer.seat
 
     # Saving
 
@@ -178,6 +195,8 @@ class Session:
         try:
             self.engine.close(timeout)
         finally:
+            if self._store is not None:
+                self._store.close()
             self._stopping = True
             self.mailbox.poke()
             if self._keeper is not None and self._keeper is not threading.current_thread():

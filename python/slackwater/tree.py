@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
 import sys
 import time
@@ -14,6 +15,9 @@ from .adapters import arrays
 from .codec import Node
 from .errors import UsageError
 from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, HOST, SMALL_BYTES, Memory
+from .sharding import EngineShard, Replicated, Replicas, Seat, Shard, shards_in
+
+logger = logging.getLogger("slackwater")
 
 
 def torch_adapter() -> Any:
@@ -43,24 +47,35 @@ _TABLE_KEYS = frozenset({str, int})  # of these types exactly: equal keys then a
 class Flattener(codec.Encoder):
     """Walks a state once. Torch tensors and arrays are collected apart: they are looked at in different ways.
 
+    Tensors that are boxes of global ones are in ``torch_shards`` and ``array_shards``, by their number; a tensor of
+    several boxes stands there several times, under the same name.
+
     With ``known``, the tables of an earlier walk, dicts of tensors whose keys have not changed are not named and
     encoded again: their nodes come out as text. ``tables`` are those of this walk.
     """
 
-    def __init__(self, allow_pickle: bool = False, known: dict[str, Table] | None = None) -> None:
+    def __init__(
+        self, allow_pickle: bool = False, known: dict[str, Table] | None = None, seat: Seat | None = None
+    ) -> None:
         super().__init__(allow_pickle)
         self._known = known
+        self._seat = seat if seat is not None else Seat()
         self.tables: dict[str, Table] = {}
         self.torch_names: list[str] = []
         self.torch_tensors: list[Any] = []
         self.torch_volatile: list[bool] = []
+        self.torch_shards: dict[int, EngineShard] = {}
         self.array_names: list[str] = []
         self.array_memories: list[Memory] = []
         self.array_volatile: list[bool] = []
+        self.array_shards: dict[int, EngineShard] = {}
         self.user_seconds = 0.0  # spent in state_dict() of the caller's objects
         self._torch = torch_adapter()
         self._plain_tensors: frozenset[type] = self._torch.PLAIN_TYPES if self._torch else frozenset()
         self._stands_still = False  # below an optimizer's state
+        self._replicated = False  # below sw.Replicated
+        self._modules: list[tuple[Any, range]] = []  # with hooks: and the tensors their state_dict() gave
+        self._optimizers: list[Any] = []
 
     def flatten(self, state: Any) -> Node:
         if not isinstance(state, Mapping):
@@ -68,11 +83,14 @@ class Flattener(codec.Encoder):
                 f"the state is a {type(state).__name__}; give a dict such as {{'model': model, 'optim': optim}}"
             )
         try:
-            return self.mapping(state, "")
+            node = self.mapping(state, "")
         except RecursionError:
             raise UsageError(
                 "the state is nested too deeply; flatten what is deeper than a few hundred levels"
             ) from None
+        if self._torch is not None and (self._seat.world > 1 or self._torch.is_distributed()):
+            self._find_replicas()
+        return node
 
     # Tables: most of a large state
 
@@ -128,11 +146,28 @@ class Flattener(codec.Encoder):
         return super().encode(value, name)
 
     def is_tensor(self, value: Any) -> bool:
+        if type(value) is Replicated:
+            return self.is_tensor(value.value)
+        if shards_in(value):
+            return True
         if self._torch is not None and isinstance(value, self._torch.Tensor):
             return True
         return arrays.is_array(value) or (arrays.is_dlpack(value) and not hasattr(value, "state_dict"))
 
+    def holds_more_than_tensors(self, value: Any) -> bool:
+        if type(value) is Replicated:
+            return self.holds_more_than_tensors(value.value)
+        return not shards_in(value) and super().holds_more_than_tensors(value)
+
+    def sequence(self, values: Any, name: str) -> Any:
+        shards = shards_in(values)
+        return super().sequence(values, name) if shards is None else self._shards(shards, name)
+
     def other(self, value: Any, name: str) -> Node:
+        if type(value) is Replicated:
+            return self._replicated_value(value, name)
+        if type(value) is Shard:
+            return self._shards([value], name)
         torch = self._torch
         if torch is not None:
             if isinstance(value, torch.Tensor):
@@ -161,10 +196,10 @@ class Flattener(codec.Encoder):
     # Leaves
 
     def _tensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool = False) -> Node:
+        if self._torch.is_dtensor(tensor):
+            return self._dtensor(tensor, name, stands_still, volatile)
         if self._torch.is_wrapper(tensor):
-            inner = self._torch.inner_tensors(tensor, name)
-            if len(inner) == 1 and inner[0][0] == "":
-                return self._tensor(inner[0][1], name, stands_still, volatile)
+            inner = self._torch.inner_tensors(tensor)
             nodes = {
                 key: self._tensor(part, names.join(name, names.segment(key)), stands_still, volatile)
                 for key, part in inner
@@ -177,6 +212,36 @@ class Flattener(codec.Encoder):
         self.torch_tensors.append(tensor)
         self.torch_volatile.append(volatile or (not stands_still and tensor.numel() * tensor.itemsize <= SMALL_BYTES))
         return {"$t": name}
+
+    def _dtensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool) -> Node:
+        where = self._seat.where(tensor, name, self._replicated)
+        local = tensor._local_tensor
+        if self._seat.world == 1 and self._torch.is_wrapper(local):
+            return self._tensor(local, name, stands_still, volatile)
+        for box, part in self._torch.parts(local, where.boxes, name):
+            self.torch_shards[len(self.torch_names)] = where.shard(box)
+            self._plain_tensor(part, name, stands_still, volatile)
+        return {"$t": name}
+
+    def _shards(self, shards: list[Shard], name: str) -> Node:
+        """Boxes given by hand."""
+        if len({shard.global_shape for shard in shards}) != 1:
+            raise UsageError(f"the boxes of '{name}' have different global shapes")
+        replicas = self._seat.on_all if self._replicated else Replicas()
+        nodes = []
+        for shard in shards:
+            value, place = shard.tensor, (shard.global_shape, shard.offset, *replicas)
+            if arrays.is_array(value):
+                self.array_shards[len(self.array_names)] = place
+                nodes.append(self._array(arrays.memory_of(value, name), name))
+            elif self._torch is not None and type(value) in self._plain_tensors:
+                self.torch_shards[len(self.torch_names)] = place
+                nodes.append(self._plain_tensor(value, name, self._stands_still, False))
+            else:
+                raise UsageError(
+                    f"'{name}' is a box of a {class_name(value)}; sw.Shard takes tensors of torch and arrays of NumPy"
+                )
+        return nodes[0]
 
     def _array(self, memory: Memory, name: str, tag: str = "$a") -> Node:
         self.array_names.append(name)
@@ -195,10 +260,43 @@ class Flattener(codec.Encoder):
     def _object(self, value: Any, name: str, state: Any, of: str = "object") -> Node:
         return {"$": "object", "of": of, "class": class_name(value), "v": self.encode(state, name)}
 
+    def _replicated_value(self, value: Replicated, name: str) -> Node:
+        outer, first_tensor, first_array = self._replicated, len(self.torch_names), len(self.array_names)
+        self._replicated = True
+        node = self.encode(value.value, name)
+        self._replicated = outer
+        for index in range(first_tensor, len(self.torch_names)):
+            self.torch_shards.setdefault(index, self._seat.whole(self.torch_tensors[index].shape))
+        for index in range(first_array, len(self.array_names)):
+            self.array_shards.setdefault(index, self._seat.whole(self.array_memories[index].shape))
+        return node
+
+    def _find_replicas(self) -> None:
+        """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers."""
+        torch, world = self._torch, self._seat.world
+        replicated: set[int] = set()
+        for module, given in self._modules:
+            parameters = list(torch.ddp_parameters(module, world))
+            replicated.update(map(id, parameters))
+            if parameters and given:  # state_dict() hands out detached tensors: they are known by their memory
+                places = {(parameter.data_ptr(), parameter.shape) for parameter in parameters}
+                replicated.update(
+                    id(tensor)
+                    for tensor in self.torch_tensors[given.start : given.stop]
+                    if (tensor.data_ptr(), tensor.shape) in places
+                )
+        for optimizer in self._optimizers:
+            replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
+        if replicated:
+            for index, tensor in enumerate(self.torch_tensors):
+                if id(tensor) in replicated:
+                    self.torch_shards.setdefault(index, self._seat.whole(tensor.shape))
+
     def _module(self, module: Any, name: str) -> Node:
         torch = self._torch
         if not torch.is_plain_module(module):
             return self._hooked_module(module, name)
+        self._modules.append((module, range(0)))
         keys, tensors, buffers = torch.module_tensors(module)
 
         def encode() -> Node:
@@ -216,6 +314,7 @@ class Flattener(codec.Encoder):
         keys = names.strip_wrappers(list(state)) if all(type(key) is str for key in state) else list(state)
         first = len(self.torch_tensors)
         node = self._object(module, name, dict(zip(keys, state.values(), strict=True)), "module")
+        self._modules.append((module, range(first, len(self.torch_tensors))))
         # state_dict() hands out detached tensors: buffers are known by their memory.
         buffers = self._torch.storages(module.buffers())
         for index, storage in enumerate(self._torch.storages(self.torch_tensors[first:]) if buffers else (), first):
@@ -224,6 +323,7 @@ class Flattener(codec.Encoder):
         return node
 
     def _optimizer(self, optimizer: Any, name: str) -> Node:
+        self._optimizers.append(optimizer)
         state, groups = self._torch.optimizer_state(optimizer)
         outer = self._stands_still
         self._stands_still = True
@@ -279,8 +379,9 @@ class Capture:
 class Capturer:
     """Takes states, one after the other. The constant part is kept from save to save and compared, never trusted."""
 
-    def __init__(self, allow_pickle: bool) -> None:
+    def __init__(self, allow_pickle: bool, rank: int = 0, world: int = 1) -> None:
         self._allow_pickle = allow_pickle
+        self.seat = Seat(rank, world)
         self._key: tuple[Any, ...] | None = None
         self._structure: _core.Structure | None = None
         self._tables: dict[str, Table] = {}
@@ -288,7 +389,7 @@ class Capturer:
 
     def capture(self, state: Any, compute: bool = True) -> Capture:
         """With ``compute``, tensors on a device may be packed there, on the current stream."""
-        flat = Flattener(self._allow_pickle, self._tables)
+        flat = Flattener(self._allow_pickle, self._tables, self.seat)
         node = flat.flatten(state)
         self._tables = flat.tables
         result = Capture()
@@ -324,8 +425,12 @@ class Capturer:
             flat.array_names,
             flat.array_volatile,
             [(m.dtype, m.shape, m.strides, m.device) for m in memories],
+            flat.torch_shards,
+            flat.array_shards,
         )
         if key != self._key:
+            if self._key is None and self.seat.world > 1 and self.seat.rank == 0:
+                _hint_at_replicas(flat)
             self._structure = self._build(flat, volatile, dtypes, shapes, strides, devices)
             self._key = key
         result.lent = sorted({memory.device for memory in memories} - {HOST})
@@ -367,6 +472,10 @@ class Capturer:
         devices: list[int],
     ) -> _core.Structure:
         memories = flat.array_memories
+        shards: list[Any] = []
+        if flat.torch_shards or flat.array_shards:
+            found = [flat.torch_shards.get(index) for index in range(len(flat.torch_names))]
+            shards.append(found + [flat.array_shards.get(index) for index in range(len(memories))])
         dtype_names = [
             flat._torch.dtype_name(dtype, name) for dtype, name in zip(dtypes, flat.torch_names, strict=True)
         ]
@@ -377,4 +486,27 @@ class Capturer:
             strides + [memory.strides for memory in memories],
             volatile + flat.array_volatile,
             devices + [memory.device for memory in memories],
+            *shards,
+        )
+
+
+_HINT_BYTES = 1 << 20
+
+
+def _hint_at_replicas(flat: Flattener) -> None:
+    """Modules and optimizers that every rank saves as its own are a mistake more often than not."""
+    sizes: dict[str, int] = {}
+    for index, (name, tensor) in enumerate(zip(flat.torch_names, flat.torch_tensors, strict=True)):
+        if index not in flat.torch_shards:
+            top = name.partition(".")[0]
+            sizes[top] = sizes.get(top, 0) + tensor.numel() * tensor.itemsize
+    large = sorted(top for top, size in sizes.items() if size >= _HINT_BYTES)
+    if large:
+        logger.warning(
+            "%s: %.1f MiB are saved by each of %d ranks as its own, and only %d ranks can have them back. If all ranks "
+            "hold the same there, say so: sw.Replicated(x) is written once, and restored on any number of ranks",
+            ", ".join(f"'{top}'" for top in large),
+            sum(sizes[top] for top in large) / (1 << 20),
+            flat._seat.world,
+            flat._seat.world,
         )

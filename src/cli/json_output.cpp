@@ -28,12 +28,22 @@ OrderedJson version_json(const VersionInfo& version) {
 }
 
 OrderedJson tensor_json(const TensorInfo& tensor, const Checkpoint& checkpoint) {
-  OrderedJson json{{"name", tensor.name},
-                   {"dtype", std::string(dtype_name(tensor.dtype))},
-                   {"shape", tensor.shape},
-                   {"size_bytes", tensor.size_bytes},
-                   {"file", checkpoint.files()[tensor.file].name},
-                   {"offset", tensor.offset}};
+  OrderedJson json{{"name", tensor.name},   {"dtype", std::string(dtype_name(tensor.dtype))},
+                   {"shape", tensor.shape}, {"size_bytes", tensor.size_bytes},
+                   {"file", nullptr},       {"offset", nullptr}};
+  const auto files = checkpoint.files();
+  if (tensor.boxes.empty() && tensor.file < files.size()) {  // a global tensor without elements may be in no file
+    json["file"] = files[tensor.file].name;
+    json["offset"] = tensor.offset;
+  }
+  for (const StoredBox& box : tensor.boxes) {
+    json["boxes"].push_back({{"offset", box.offset},
+                             {"shape", box.shape},
+                             {"rank", files[box.file].rank},
+                             {"file", files[box.file].name},
+                             {"file_offset", box.file_offset},
+                             {"size_bytes", box.size_bytes}});
+  }
   if (!tensor.alias_of.empty()) json["alias_of"] = tensor.alias_of;
   return json;
 }

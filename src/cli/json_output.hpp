@@ -17,7 +17,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 // step, attempt, directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned.
 [[nodiscard]] OrderedJson version_json(const VersionInfo& version);
-// name, dtype, shape, size_bytes, file, offset; alias_of if tied.
+// name, dtype, shape, size_bytes, file, offset; alias_of if tied. Of a tensor in parts file and offset are null, and boxes has them.
 [[nodiscard]] OrderedJson tensor_json(const TensorInfo& tensor, const Checkpoint& checkpoint);
 // file, offset, size_bytes, tensors, what.
 [[nodiscard]] OrderedJson damage_json(const Damage& damage);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "cli/location.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
+#include "commit/coordinator.hpp"
 #include "restore/checkpoint_reader.hpp"
 
 namespace slackwater::cli {
@@ -25,7 +27,8 @@ constexpr const char* kFooter =
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
 Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata, tensors [name, dtype, shape, size_bytes, file,
-offset, alias_of (tied ones)], totals [tensors, size_bytes (tied ones counted once)], tree (null with PATTERN).
+offset, alias_of (tied ones), boxes [offset, shape, rank, file, file_offset, size_bytes] (those in parts, whose file and offset are null)],
+totals [tensors, size_bytes (tied ones counted once)], rank_local_values, tree (null with PATTERN).
 
 Examples:
   slackwater show runs/gpt
@@ -47,6 +50,14 @@ struct Totals {
 // Python's fnmatch has no escapes either: one syntax for both.
 bool matches(const std::string& pattern, const std::string& name) {
   return pattern.empty() || fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+}
+
+// "4 boxes on ranks 0 to 3".
+std::string boxes_text(const TensorInfo& tensor, const Checkpoint& checkpoint) {
+  std::set<std::uint32_t> ranks;
+  for (const StoredBox& box : tensor.boxes) ranks.insert(checkpoint.files()[box.file].rank);
+  return fmt::format("{} box{} on {}", tensor.boxes.size(), tensor.boxes.size() == 1 ? "" : "es",
+                     name_ranks({ranks.begin(), ranks.end()}));
 }
 
 bool is_json(const std::string& text) { return OrderedJson::accept(text); }
@@ -76,7 +87,10 @@ void print_json(const Arguments& arguments, const Location& location, const Chec
     fmt::print("{}{}", separator, dump(tensor_json(tensor, checkpoint)));
     separator = ",\n";
   });
-  fmt::print("],\n\"totals\":{},\n\"tree\":", dump({{"tensors", totals.tensors}, {"size_bytes", totals.size_bytes}}));
+  const auto differ = checkpoint.rank_local_values();
+  fmt::print("],\n\"totals\":{},\n\"rank_local_values\":{},\n\"tree\":",
+             dump({{"tensors", totals.tensors}, {"size_bytes", totals.size_bytes}}),
+             dump(std::vector<std::string>(differ.begin(), differ.end())));
   if (!arguments.pattern.empty() || checkpoint.tree().empty())
     fmt::print("null");
   else if (is_json(checkpoint.tree()))
@@ -113,7 +127,10 @@ void print_text(const Arguments& arguments, const Checkpoint& checkpoint) {
   Table table({kLeft, kLeft, kRight, kLeft});
   const Totals totals = for_each_match(checkpoint, arguments.pattern, [&](const TensorInfo& tensor) {
     std::string name = escape_controls(tensor.name);
-    if (!tensor.alias_of.empty()) name += fmt::format(" (tied to {})", escape_controls(tensor.alias_of));
+    if (!tensor.alias_of.empty())
+      name += fmt::format(" (tied to {})", escape_controls(tensor.alias_of));
+    else if (!tensor.boxes.empty())
+      name += fmt::format(" ({})", boxes_text(tensor, checkpoint));
     table.add({std::string(dtype_name(tensor.dtype)), shape_text(tensor.shape), format_bytes(tensor.size_bytes),
                std::move(name)});
   });
@@ -123,7 +140,7 @@ void print_text(const Arguments& arguments, const Checkpoint& checkpoint) {
   if (!arguments.pattern.empty()) fmt::print(" (of {})", plural(checkpoint.tensors().size(), "tensor"));
   fmt::print("\n");
   if (!arguments.pattern.empty() || checkpoint.tree().empty()) return;
-  fmt::print("\ntree\n");
+  fmt::print("\ntree{}\n", version.world > 1 ? " of rank 0" : "");
   print_tree(checkpoint.tree(), kTreeLines, "  ");
 }
 

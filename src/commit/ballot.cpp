@@ -9,25 +9,113 @@
 #include "base/result.hpp"
 #include "commit/coordinator.hpp"
 #include "commit/fields.hpp"
-#include "commit/index.hpp"
 #include "commit/names.hpp"
 
 namespace slackwater {
+namespace {
+
+using Digests = std::vector<std::pair<std::string, Digest128>>;
+
+Json replicas_to_json(const Ballot& ballot) {
+  Json replicas = Json::array();
+  for (const auto& [group, said] : ballot.replicas) {
+    for (const ReplicaDigests& digests : said) {
+      Json tensors = Json::object();
+      for (const auto& [name, digest] : digests.tensors) tensors[name] = to_hex(digest);
+      replicas.push_back({{"group", group}, {"ranks", digests.ranks}, {"tensors", std::move(tensors)}});
+    }
+  }
+  return replicas;
+}
+
+Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
+  const auto digest = hex.is_string() ? digest128_from_hex(hex.get_ref<const std::string&>()) : std::nullopt;
+  if (!digest) return corrupt("a digest is not 32 hexadecimal digits", path);
+  return *digest;
+}
+
+Status parse_replicas(const Json& json, Ballot& ballot, const std::string& path) {
+  SW_ASSIGN(const Json* replicas, json_array(json, "replicas", path));
+  for (const Json& entry : *replicas) {
+    SW_ASSIGN(const std::string group, json_string(entry, "group", path));
+    ReplicaDigests& said = ballot.replicas[group].emplace_back();
+    SW_ASSIGN(const Json* ranks, json_array(entry, "ranks", path));
+    for (const Json& rank : *ranks) {
+      if (!rank.is_number_unsigned()) return corrupt("a rank is not a whole number", path);
+      said.ranks.push_back(rank.get<std::uint32_t>());
+    }
+    SW_ASSIGN(const Json* tensors, json_object(entry, "tensors", path));
+    for (const auto& [name, hex] : tensors->items()) {  // in the order of the names
+      SW_ASSIGN(const Digest128 digest, parse_hex(hex, path));
+      said.tensors.emplace_back(name, digest);
+    }
+  }
+  return {};
+}
+
+Status parse_values(const Json& json, Ballot& ballot, const std::string& path) {
+  SW_ASSIGN(const Json* values, json_object(json, "values", path));
+  for (const auto& [name, hex] : values->items()) {
+    std::optional<Digest128>& value = ballot.values[name];
+    if (hex.is_null()) continue;
+    SW_ASSIGN(value, parse_hex(hex, path));
+  }
+  return {};
+}
+
+void merge_replicas(Ballot& into, Ballot& from) {
+  for (auto& [group, said] : from.replicas) {
+    std::vector<ReplicaDigests>& known = into.replicas[group];
+    for (ReplicaDigests& digests : said) {
+      const auto same = std::ranges::find(known, digests.tensors, &ReplicaDigests::tensors);
+      if (same == known.end()) {
+        known.push_back(std::move(digests));
+      } else {
+        std::ranges::copy(digests.ranks, std::back_inserter(same->ranks));
+        std::ranges::sort(same->ranks);
+      }
+    }
+  }
+}
+
+// A member that some ranks lack is none that all have alike.
+void merge_values(Ballot& into, const Ballot& from) {
+  for (auto& [name, digest] : into.values) {
+    const auto other = from.values.find(name);
+    if (other == from.values.end() || other->second != digest) digest.reset();
+  }
+  for (const auto& [name, digest] : from.values) into.values.try_emplace(name, std::nullopt);
+}
+
+// The first tensor that differs; the lists do.
+std::string first_difference(const Digests& a, const Digests& b) {
+  const auto [in_a, in_b] = std::ranges::mismatch(a, b);
+  if (in_a == a.end()) return in_b->first;
+  if (in_b == b.end()) return in_a->first;
+  return std::min(in_a->first, in_b->first);
+}
+
+}  // namespace
 
 Json to_json(const Ballot& ballot) {
   Json records = Json::array();
   for (const RecordReference& record : ballot.records) {
     records.push_back({{"rank", record.rank}, {"digest", to_hex(record.digest)}});
   }
+  Json parts = Json::array();
+  for (const IndexPart& part : ballot.index_parts) {
+    Json entry = {{"rank", part.rank}, {"digest", to_hex(part.digest)}};
+    if (!part.text.empty()) entry["text"] = part.text;
+    parts.push_back(std::move(entry));
+  }
+  Json values = Json::object();
+  for (const auto& [name, digest] : ballot.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
   Json failures = Json::array();
   for (const Ballot::Failure& failure : ballot.failures) {
     failures.push_back({{"rank", failure.rank}, {"why", failure.why}});
   }
-  return {{"records", std::move(records)},
-          {"index_parts", ballot.index_parts},
-          {"size_bytes", ballot.size_bytes},
-          {"tensor_count", ballot.tensor_count},
-          {"failures", std::move(failures)}};
+  return {{"records", std::move(records)},        {"index_parts", std::move(parts)}, {"size_bytes", ballot.size_bytes},
+          {"replicas", replicas_to_json(ballot)}, {"values", std::move(values)},     {"failures", std::move(failures)}};
 }
 
 Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
@@ -41,12 +129,18 @@ Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
     ballot.records.push_back(std::move(record));
   }
   SW_ASSIGN(const Json* parts, json_array(json, "index_parts", path));
-  for (const Json& part : *parts) {
-    if (!part.is_string()) return corrupt("a part of the index is not a text", path);
-    ballot.index_parts.push_back(part.get<std::string>());
+  for (const Json& entry : *parts) {
+    IndexPart part;
+    SW_ASSIGN(part.rank, json_u32(entry, "rank", path));
+    SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
+    if (entry.contains("text")) {
+      SW_ASSIGN(part.text, json_string(entry, "text", path));
+    }
+    ballot.index_parts.push_back(std::move(part));
   }
   SW_ASSIGN(ballot.size_bytes, json_u64(json, "size_bytes", path));
-  SW_ASSIGN(ballot.tensor_count, json_u64(json, "tensor_count", path));
+  SW_TRY(parse_replicas(json, ballot, path));
+  SW_TRY(parse_values(json, ballot, path));
   SW_ASSIGN(const Json* failures, json_array(json, "failures", path));
   for (const Json& entry : *failures) {
     Ballot::Failure failure;
@@ -61,20 +155,31 @@ void merge(Ballot& into, Ballot from) {
   std::ranges::move(from.records, std::back_inserter(into.records));
   std::ranges::sort(into.records, {}, &RecordReference::rank);
   std::ranges::move(from.index_parts, std::back_inserter(into.index_parts));
+  std::ranges::sort(into.index_parts, {}, &IndexPart::rank);
   into.size_bytes += from.size_bytes;
-  into.tensor_count += from.tensor_count;
+  merge_replicas(into, from);
+  merge_values(into, from);
   std::ranges::move(from.failures, std::back_inserter(into.failures));
 }
 
-Result<std::string> merge_index(const Ballot& ballot) {
-  std::vector<IndexEntry> all;
-  for (const std::string& part : ballot.index_parts) {
-    SW_ASSIGN(std::vector<IndexEntry> entries, parse_index(part, "a rank's part of the index"));
-    std::ranges::move(entries, std::back_inserter(all));
+std::optional<std::string> replica_mismatch(const Ballot& ballot) {
+  for (const auto& [group, said] : ballot.replicas) {
+    if (said.size() < 2) continue;
+    return fmt::format(
+        "tensor '{}' of replica group '{}' is not the same on {} and {}; bring the replicas into step, or save it as a "
+        "tensor of each rank",
+        first_difference(said[0].tensors, said[1].tensors), group, name_ranks(said[0].ranks),
+        name_ranks(said[1].ranks));
   }
-  std::string text = serialize_index(all);
-  SW_TRY(parse_index(text, "the index of all ranks"));  // two ranks must not have one name
-  return text;
+  return std::nullopt;
+}
+
+std::vector<std::string> rank_local_values(const Ballot& ballot) {
+  std::vector<std::string> names;
+  for (const auto& [name, digest] : ballot.values) {
+    if (!digest) names.push_back(name);
+  }
+  return names;
 }
 
 std::string describe(const std::vector<Ballot::Failure>& failures) {

@@ -63,6 +63,9 @@ class Coordinator {
   // Messages that nobody will ask for any more. What cannot be removed stays; it does no harm.
   virtual void forget(const Topic& topic, std::uint32_t rank) = 0;
   virtual void forget_before(const Topic& topic) = 0;  // of its box: everything of earlier attempts and earlier steps
+
+  // This rank neither speaks nor listens any more. What it said stays for those who have not heard it yet.
+  virtual void leave() {}
 };
 
 // The text of a message: sealed, and naming what it is about, so that none is taken for another.

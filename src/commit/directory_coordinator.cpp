@@ -10,7 +10,7 @@
 
 #include "base/result.hpp"
 #include "commit/attempt.hpp"
-#include "commit/fields.hpp"
+#include "commit/gathering.hpp"
 #include "commit/names.hpp"
 #include "commit/poll.hpp"
 #include "os/durable.hpp"
@@ -20,8 +20,6 @@ namespace {
 
 constexpr std::string_view kSessionPrefix = "session-";
 constexpr std::uint64_t kMaxMessageBytes = 1u << 30;  // a group's report carries its part of the index
-const Topic kJoins{.box = "joins"};
-const Topic kRoster{.box = "roster"};
 
 std::string message_file(const Topic& topic, std::uint32_t rank) {
   return fmt::format("{}.{}.{}", topic.attempt, topic.step, rank);
@@ -66,10 +64,7 @@ std::string DirectoryCoordinator::session() const {
   return session_;
 }
 
-Error DirectoryCoordinator::over(const std::string& session) const {
-  return {ErrorKind::kAborted, "rank 0 was started anew, so this rank's run is over; restart all ranks together",
-          session_path(session), 0, false};
-}
+Error DirectoryCoordinator::over(const std::string& session) const { return session_over(session_path(session)); }
 
 Status DirectoryCoordinator::publish(const Topic& topic, std::uint32_t rank, const Json& body) {
   return publish_in(session(), topic, rank, body);
@@ -214,16 +209,10 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   }
   std::optional<Error> trouble;
   const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto id = json_string(body, "id", "joins");
-    const auto world = json_u32(body, "world", "joins");
-    if (!id || !world) return true;
-    if (*world != self.world) {
-      trouble = Error{ErrorKind::kMismatch,
-                      fmt::format("rank {} was started as one of {}, rank 0 as one of {}; start all ranks with the "
-                                  "same world size",
-                                  rank, *world, self.world),
-                      control_};
-      return false;
+    const auto id = read_join(body, rank, self.world, control_);
+    if (!id) {
+      if (id.error().kind == ErrorKind::kMismatch) trouble = id.error();
+      return !trouble;
     }
     joined_[rank] = *id;
     std::erase(missing, rank);
@@ -231,24 +220,18 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   };
   Poll poll(clock_, patience);
   for (std::vector<std::uint32_t> wanted = missing; !missing.empty();) {
-    SW_TRY(collect(self.id, kJoins, wanted, take));
+    SW_TRY(collect(self.id, joins_topic(), wanted, take));
     if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
-      (void)publish_in(self.id, kRoster, 0, {{"members", Json::array()}, {"refused", trouble->message}});
+      (void)publish_in(self.id, roster_topic(), 0, refusal_body(*trouble));
       return fail(std::move(*trouble));
     }
     if (missing.empty()) break;
     SW_ASSIGN(const bool again, poll.again());
-    if (!again) {
-      return fail(Error{ErrorKind::kTimeout,
-                        fmt::format("{} of {} did not join in time; start all ranks of the run together on the same "
-                                    "directory, or raise commit_timeout",
-                                    name_ranks(missing), self.world),
-                        control_, 0, true});
-    }
+    if (!again) return fail(not_joined(missing, self.world, control_));
   }
   std::vector<std::string> members;
   for (const auto& [rank, id] : joined_) members.push_back(id);
-  Status told = publish_in(self.id, kRoster, 0, {{"members", members}});
+  Status told = publish_in(self.id, roster_topic(), 0, roster_body(members));
   if (!told && told.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(told).error());
   std::lock_guard lock(mutex_);
   session_ = self.id;
@@ -260,7 +243,7 @@ Status DirectoryCoordinator::answer_sessions(const Member& self) {
   SW_ASSIGN(const std::vector<std::string> sessions, list_sessions());
   for (const std::string& session : sessions) {
     if (answered_.contains(session) || refused_.contains(session)) continue;
-    const Status joined = publish_in(session, kJoins, self.rank, {{"id", self.id}, {"world", self.world}});
+    const Status joined = publish_in(session, joins_topic(), self.rank, join_body(self));
     if (joined) {
       answered_.insert(session);
     } else if (joined.error().kind == ErrorKind::kAlreadyExists) {
@@ -278,14 +261,12 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
       std::vector<std::string> members;
       std::string refused;
       const auto take = [&](std::uint32_t, const Json& body) {
-        if (const auto why = json_string(body, "refused", "roster")) refused = *why;
-        const auto list = json_array(body, "members", "roster");
-        if (!list) return true;
-        for (const Json& member : **list) members.push_back(member.is_string() ? member.get<std::string>() : "");
+        refused = read_refusal(body);
+        members = read_roster(body);
         return true;
       };
       std::vector<std::uint32_t> leader{0};
-      if (const auto looked = collect(session, kRoster, leader, take); !looked) {
+      if (const auto looked = collect(session, roster_topic(), leader, take); !looked) {
         answered_.erase(session);  // it is gone
         continue;
       }
@@ -300,15 +281,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
       refused_.insert(session);
     }
     SW_ASSIGN(const bool again, poll.again());
-    if (again) continue;
-    const bool taken = !refused_.empty();
-    return fail(Error{ErrorKind::kTimeout,
-                      fmt::format("rank 0 did not take rank {} of {} into the run in time: {}", self.rank, self.world,
-                                  taken ? "the run goes on with an earlier start of this rank, or has another world "
-                                          "size; restart all ranks together"
-                                        : "start all ranks of the run together on the same directory, or raise "
-                                          "commit_timeout"),
-                      control_, 0, true});
+    if (!again) return fail(not_taken_in(self, !refused_.empty(), control_));
   }
 }
 

@@ -16,6 +16,7 @@
 #include "layout/json_reader.hpp"
 #include "layout/json_text.hpp"
 #include "layout/name_table.hpp"
+#include "tensor/box.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
@@ -24,7 +25,6 @@ namespace {
 constexpr std::uint32_t kIndexFormat = 1;
 constexpr std::size_t kUsualEntryBytes = 96;  // without the name
 // Each shard gets a copy of its tensor's shape and of its file's name: a few bytes of text must not become megabytes.
-constexpr std::size_t kMaxShards = 4'000'000;
 constexpr std::size_t kMaxShardDimensions = 20'000'000;  // of all together
 
 // Of a tensor, in the order they are written in: shape and dtype are known when the shards are read.
@@ -131,7 +131,8 @@ class IndexParser {
       }
     }
     if (reader_.failed()) return wrong(reader_.trouble());
-    if (entry.alias_of.empty() == entry.shards.empty()) {
+    const bool nothing_to_store = volume(entry.shape) == 0;
+    if (entry.alias_of.empty() ? entry.shards.empty() && !nothing_to_store : !entry.shards.empty()) {
       return wrong(fmt::format("tensor '{}' is neither stored nor tied, or both", entry.name));
     }
     return {};
@@ -162,13 +163,9 @@ class IndexParser {
   }
 
   Status check_box(const IndexEntry& entry, const IndexShard& shard) const {
-    const std::size_t rank = entry.shape.size();
-    bool inside = shard.box_offset.size() == rank && shard.box_shape.size() == rank;
-    for (std::size_t i = 0; inside && i < rank; ++i) {
-      inside = shard.box_shape[i] <= entry.shape[i] && shard.box_offset[i] <= entry.shape[i] - shard.box_shape[i];
-    }
     std::uint64_t end = 0;
-    if (!inside || packed_bytes(entry.dtype, shard.box_shape) != shard.size_bytes ||
+    if (!fits({shard.box_offset, shard.box_shape}, entry.shape) ||
+        packed_bytes(entry.dtype, shard.box_shape) != shard.size_bytes ||
         __builtin_add_overflow(shard.offset, shard.size_bytes, &end)) {
       return wrong(fmt::format("tensor '{}' has a shard whose box and size do not fit its shape", entry.name));
     }

@@ -1,7 +1,9 @@
 // Index: global tensor name -> dtype, shape, and the boxes that hold it, each with rank, file and offset. Made from the
-// layouts, sealed JSON; its digest stands in the manifest. One rank's tensor is one box that is the whole tensor.
+// layouts, sealed JSON; its digest stands in the manifest. One rank's tensor is one box that is the whole tensor. Of
+// several ranks each makes a part, and the leader one index of all (merged_index.hpp).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -24,9 +26,11 @@ struct IndexEntry {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
-  std::string alias_of;  // no shards then
-  std::vector<IndexShard> shards;
+  std::string alias_of;            // no shards then
+  std::vector<IndexShard> shards;  // none, too, of a global tensor without elements
 };
+
+inline constexpr std::size_t kMaxShards = 4'000'000;  // readers take no more
 
 // Written in one pass without a tree in memory: 100,000 tensors must not cost 100 MB.
 [[nodiscard]] std::string serialize_index(const std::vector<IndexEntry>& entries);

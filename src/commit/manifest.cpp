@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kCommitText = "commit";
 constexpr std::string_view kAbortText = "abort";
 
-constexpr std::array<std::string_view, 1> kKnownFeatures{kRankLocalFeature};
+constexpr std::array<std::string_view, 2> kKnownFeatures{kRankLocalFeature, kGlobalTensorsFeature};
 
 Result<std::vector<std::string>> parse_features(const Json& json, const std::string& path) {
   SW_ASSIGN(const Json* array, json_array(json, "required_features", path));
@@ -34,6 +34,18 @@ Result<std::vector<std::string>> parse_features(const Json& json, const std::str
     }
   }
   return features;
+}
+
+// Absent where there are none.
+Result<std::vector<std::string>> parse_rank_local_values(const Json& json, const std::string& path) {
+  std::vector<std::string> values;
+  if (!json.contains("rank_local_values")) return values;
+  SW_ASSIGN(const Json* array, json_array(json, "rank_local_values", path));
+  for (const Json& entry : *array) {
+    if (!entry.is_string()) return corrupt("field 'rank_local_values' holds something that is not a text", path);
+    values.push_back(entry.get<std::string>());
+  }
+  return values;
 }
 
 Result<Decision> parse_decision(const Json& json, const std::string& path) {
@@ -75,19 +87,21 @@ std::string serialize(const Manifest& manifest) {
   for (const RecordReference& record : manifest.records) {
     records.push_back({{"rank", record.rank}, {"file", record.file}, {"digest", to_hex(record.digest)}});
   }
-  return seal_json({{"format", manifest.format},
-                    {"required_features", manifest.required_features},
-                    {"run", manifest.run},
-                    {"step", manifest.step},
-                    {"attempt", manifest.attempt},
-                    {"world", manifest.world},
-                    {"decision", manifest.decision == Decision::kCommit ? kCommitText : kAbortText},
-                    {"reason", manifest.reason},
-                    {"records", std::move(records)},
-                    {"index_digest", to_hex(manifest.index_digest)},
-                    {"size_bytes", manifest.size_bytes},
-                    {"tensor_count", manifest.tensor_count},
-                    {"created_unix_ms", std::max<std::int64_t>(manifest.created_unix_ms, 0)}});
+  Json json = {{"format", manifest.format},
+               {"required_features", manifest.required_features},
+               {"run", manifest.run},
+               {"step", manifest.step},
+               {"attempt", manifest.attempt},
+               {"world", manifest.world},
+               {"decision", manifest.decision == Decision::kCommit ? kCommitText : kAbortText},
+               {"reason", manifest.reason},
+               {"records", std::move(records)},
+               {"index_digest", to_hex(manifest.index_digest)},
+               {"size_bytes", manifest.size_bytes},
+               {"tensor_count", manifest.tensor_count},
+               {"created_unix_ms", std::max<std::int64_t>(manifest.created_unix_ms, 0)}};
+  if (!manifest.rank_local_values.empty()) json["rank_local_values"] = manifest.rank_local_values;
+  return seal_json(json);
 }
 
 Result<Manifest> parse_manifest(std::string_view text, const std::string& path) {
@@ -107,6 +121,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
     manifest.records.push_back(std::move(reference));
   }
   SW_TRY(check_records(manifest, path));
+  SW_ASSIGN(manifest.rank_local_values, parse_rank_local_values(json, path));
   SW_ASSIGN(manifest.index_digest, json_digest(json, "index_digest", path));
   SW_ASSIGN(manifest.size_bytes, json_u64(json, "size_bytes", path));
   SW_ASSIGN(manifest.tensor_count, json_u64(json, "tensor_count", path));

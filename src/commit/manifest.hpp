@@ -16,6 +16,8 @@ inline constexpr std::uint32_t kFormat = 1;
 
 // Required where several ranks stored tensors of their own: a name then means another tensor on each rank.
 inline constexpr const char* kRankLocalFeature = "rank-local";
+// Required where tensors lie in parts, as boxes that only together are the whole.
+inline constexpr const char* kGlobalTensorsFeature = "global-tensors";
 
 enum class Decision : std::uint8_t { kCommit, kAbort };
 
@@ -35,6 +37,7 @@ struct Manifest {
   Decision decision = Decision::kCommit;
   std::string reason;  // of an abort
   std::vector<RecordReference> records;
+  std::vector<std::string> rank_local_values;  // members at the top of the tree that differ between the ranks
   Digest128 index_digest;
   std::uint64_t size_bytes = 0;  // of all data files
   std::uint64_t tensor_count = 0;

@@ -59,10 +59,6 @@ std::optional<std::uint32_t> parse_attempt_file(std::string_view name) {
 
 std::string record_file(std::uint32_t rank) { return fmt::format("rank-{:05}.record", rank); }
 
-std::string local_name(std::uint32_t rank, std::string_view tensor) {
-  return fmt::format("rank-{:05}/{}", rank, tensor);
-}
-
 std::optional<std::uint32_t> rank_of_file(std::string_view name) {
   std::string_view rest = name;
   std::uint32_t rank = 0;

@@ -25,9 +25,7 @@ struct VersionName {
 [[nodiscard]] std::optional<VersionName> parse_version_directory(std::string_view name);
 [[nodiscard]] std::string attempt_file(std::uint32_t attempt);  // "attempt-0007.json"
 [[nodiscard]] std::optional<std::uint32_t> parse_attempt_file(std::string_view name);
-[[nodiscard]] std::string record_file(std::uint32_t rank);  // "rank-00000.record"
-// What the tensor of one rank is called among those of all ranks: "rank-00003/weight". Only in versions of several ranks.
-[[nodiscard]] std::string local_name(std::uint32_t rank, std::string_view tensor);
+[[nodiscard]] std::string record_file(std::uint32_t rank);       // "rank-00000.record"
 [[nodiscard]] std::string pin_file(const VersionName& version);  // "pin-0000000042.a7"
 [[nodiscard]] std::optional<VersionName> parse_pin_file(std::string_view name);
 

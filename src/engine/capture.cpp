@@ -13,13 +13,6 @@ namespace {
 constexpr std::uint64_t kEarlyCopyAlignment = 64;
 constexpr std::uint32_t kPrefetchAhead = 2;  // samples lie in cold memory: their cache misses are most of a save()
 
-StridedMemory memory_of(const Tensor& tensor) {
-  return simplify(StridedMemory{.data = static_cast<std::byte*>(const_cast<void*>(tensor.data)),
-                                .item_bytes = item_bytes(tensor.dtype),
-                                .shape = tensor.shape,
-                                .strides = tensor.strides});
-}
-
 StridedMemory packed_at(std::byte* data, std::uint64_t size_bytes) {
   return {.data = data, .item_bytes = 1, .shape = {static_cast<std::int64_t>(size_bytes)}, .strides = {}};
 }
@@ -69,23 +62,8 @@ class Capturing {
     for (std::uint32_t i = 0; i < result_.devices.size(); ++i) {
       if (result_.devices[i].device->ordinal() == tensor.device) return i;
     }
-    auto device = devices_.cuda(tensor.device);
-    if (!device) {
-      Error error = std::move(device).error();
-      error.message = fmt::format("tensor '{}' cannot be captured: {}", tensor.name, error.message);
-      return fail(std::move(error));
-    }
-    for (const StreamHandle stream : streams_on(state_.after, tensor.device)) {
-      SW_ASSIGN(const bool capturing, (*device)->capturing(stream));
-      if (capturing) {
-        return fail(
-            ErrorKind::kInvalidArgument,
-            fmt::format("save() was called while a CUDA graph is being captured on a stream of {}; call it before "
-                        "the capture begins or after it ended",
-                        (*device)->name()));
-      }
-    }
-    result_.devices.push_back({.device = *device, .produced = nullptr, .clones = nullptr, .guarded = {}});
+    SW_ASSIGN(AsyncDevice* const device, open_device(tensor, devices_, state_.after));
+    result_.devices.push_back({.device = device, .produced = nullptr, .clones = nullptr, .guarded = {}});
     early_on_device_.emplace_back();
     return static_cast<std::uint32_t>(result_.devices.size() - 1);
   }
@@ -178,6 +156,33 @@ std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ord
   }
   if (handles.empty()) handles.push_back(0);
   return handles;
+}
+
+Result<AsyncDevice*> open_device(const Tensor& tensor, Devices& devices, std::span<const StreamRef> after) {
+  auto device = devices.cuda(tensor.device);
+  if (!device) {
+    Error error = std::move(device).error();
+    error.message = fmt::format("tensor '{}' cannot be captured: {}", tensor.name, error.message);
+    return fail(std::move(error));
+  }
+  for (const StreamHandle stream : streams_on(after, tensor.device)) {
+    SW_ASSIGN(const bool capturing, (*device)->capturing(stream));
+    if (capturing) {
+      return fail(
+          ErrorKind::kInvalidArgument,
+          fmt::format("save() was called while a CUDA graph is being captured on a stream of {}; call it before "
+                      "the capture begins or after it ended",
+                      (*device)->name()));
+    }
+  }
+  return *device;
+}
+
+StridedMemory memory_of(const Tensor& tensor) {
+  return simplify(StridedMemory{.data = static_cast<std::byte*>(const_cast<void*>(tensor.data)),
+                                .item_bytes = item_bytes(tensor.dtype),
+                                .shape = tensor.shape,
+                                .strides = tensor.strides});
 }
 
 Result<Capture> capture(const State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,

@@ -47,6 +47,13 @@ struct CaptureOptions {
 // Streams of one device among those the caller named; its legacy default stream when there is none.
 [[nodiscard]] std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ordinal);
 
+// The CUDA device a tensor lies on. kInvalidArgument while a graph is being captured on one of its streams in `after`.
+[[nodiscard]] Result<AsyncDevice*> open_device(const Tensor& tensor, Devices& devices,
+                                               std::span<const StreamRef> after);
+
+// A tensor's memory as the devices see it.
+[[nodiscard]] StridedMemory memory_of(const Tensor& tensor);
+
 // `known_torn`: names of tensors that an earlier snapshot found changed before the fence; captured at once.
 [[nodiscard]] Result<Capture> capture(const State& state, Devices& devices,
                                       const std::set<std::string, std::less<>>& known_torn,

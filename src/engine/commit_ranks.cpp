@@ -13,7 +13,7 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
   auto ballots = fleet_->vote(voyage.name, voyage.directory, std::move(own), stop);
   Status status;
   if (fleet_->leads()) {
-    status = decide_for_all(voyage, ballots);
+    status = decide_for_all(voyage, std::move(ballots));
   } else {
     // Even if the ballot could not be cast: one decision for a version, and that is where it is found.
     if (!ballots) log_.warn("this rank's vote was not delivered: {}", ballots.error().to_string());
@@ -26,17 +26,20 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
   return {};
 }
 
-Status Engine::Impl::decide_for_all(const Voyage& voyage, const Result<Ballot>& ballots) {
+Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots) {
   std::string reason;          // to give the step up
   std::optional<Error> error;  // the same, or what came of the attempt to commit
   if (!ballots) {
     reason = fmt::format("rank 0: {}", ballots.error().message);
   } else if (!ballots->failures.empty()) {
     reason = describe(ballots->failures);
-  } else if (Status published = publish_commit(voyage, *ballots); !published) {
+  } else if (Status published = publish_commit(voyage, std::move(*ballots)); !published) {
     error = std::move(published).error();
     const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
-    if (!settled) reason = fmt::format("rank 0: {}", error->to_string());
+    // What ranks disagree about names them itself.
+    if (!settled) {
+      reason = error->kind == ErrorKind::kMismatch ? error->message : fmt::format("rank 0: {}", error->to_string());
+    }
   }
   if (!reason.empty()) error = give_up_for_all(voyage, reason);
   if (const Status told = fleet_->announce(voyage.name, {error}); !told) {
@@ -65,19 +68,23 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
   return aborted_everywhere(voyage.name.step, reason, voyage.directory);
 }
 
-Status Engine::Impl::publish_commit(const Voyage& voyage, const Ballot& ballots) {
-  SW_ASSIGN(const std::string index_text, merge_index(ballots));
+Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots) {
+  if (auto mismatch = replica_mismatch(ballots)) return fail(ErrorKind::kMismatch, std::move(*mismatch));
+  SW_ASSIGN(const auto index, ledger_.merge(voyage.name.attempt, std::move(ballots.index_parts)));
   Manifest manifest = manifest_of(voyage, Decision::kCommit);
-  manifest.required_features = {kRankLocalFeature};
-  manifest.records = ballots.records;
-  manifest.index_digest = digest128(index_text);
+  if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
+  if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
+  manifest.rank_local_values = rank_local_values(ballots);
+  manifest.records = std::move(ballots.records);
+  manifest.index_digest = index->digest;
   manifest.size_bytes = ballots.size_bytes;
-  manifest.tensor_count = ballots.tensor_count;
+  manifest.tensor_count = index->tensor_count;
   std::lock_guard lock(versions_mutex_);
-  SW_TRY(versions_->write_index(voyage.name, index_text));
+  SW_TRY(versions_->write_index(voyage.name, index->text));
   SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort)
     return fail(aborted_everywhere(voyage.name.step, decided.reason, voyage.directory));
+  ledger_.keep();
   return {};
 }
 
@@ -122,10 +129,10 @@ void Engine::Impl::report_failure(Voyage& voyage, const Error& error, const std:
     voyage.attempt = *attempt_;
     voyage.name = {voyage.snapshot->step(), attempt_->number};
   }
-  const auto ballots =
+  auto ballots =
       fleet_->vote(voyage.name, voyage.directory, Ballot{.failures = {{options_.rank, error.to_string()}}}, stop);
   if (fleet_->leads()) {
-    static_cast<void>(decide_for_all(voyage, ballots));  // this snapshot keeps its own error
+    static_cast<void>(decide_for_all(voyage, std::move(ballots)));  // this snapshot keeps its own error
   } else if (!ballots) {
     log_.warn("the other ranks could not be told that step {} failed here: {}", voyage.name.step,
               ballots.error().to_string());

@@ -47,6 +47,7 @@ void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
   if (status) {
     if (!fleet_ || fleet_->leads()) tidy_up(snapshot);
   } else {
+    known_part_.reset();  // whatever went wrong: the next step says it all again
     Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());
@@ -94,13 +95,29 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   if (const auto error = snapshot.begin_decision()) return fail(*error);
 
   if (!fleet_) return decide_alone(voyage, vote);
-  return decide_together(voyage,
-                         Ballot{.records = {vote},
-                                .index_parts = {std::move(voyage.index_text)},
-                                .size_bytes = voyage.layout->size_bytes,
-                                .tensor_count = voyage.state.tensors.size(),
-                                .failures = {}},
-                         stop);
+  const KnownPart part{voyage.name.attempt, digest128(voyage.index_text)};
+  SW_TRY(decide_together(voyage, ballot_of(voyage, std::move(vote)), stop));
+  known_part_ = part;
+  if (!voyage.replica_digests.empty()) {
+    std::lock_guard lock(mutex_);
+    replicas_compared_ = true;
+  }
+  return {};
+}
+
+Ballot Engine::Impl::ballot_of(Voyage& voyage, RecordReference record) const {
+  Ballot ballot{.records = {std::move(record)},
+                .index_parts = {{options_.rank, digest128(voyage.index_text), {}}},
+                .size_bytes = voyage.layout->size_bytes,
+                .replicas = {},
+                .values = {voyage.value_digests.begin(), voyage.value_digests.end()},
+                .failures = {}};
+  IndexPart& part = ballot.index_parts.front();
+  if (known_part_ != KnownPart{voyage.name.attempt, part.digest}) part.text = std::move(voyage.index_text);
+  for (const auto& [group, tensors] : voyage.replica_digests) {
+    ballot.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
+  }
+  return ballot;
 }
 
 Manifest Engine::Impl::manifest_of(const Voyage& voyage, Decision decision) const {
@@ -114,10 +131,12 @@ Manifest Engine::Impl::manifest_of(const Voyage& voyage, Decision decision) cons
 
 Status Engine::Impl::decide_alone(const Voyage& voyage, const RecordReference& vote) {
   Manifest manifest = manifest_of(voyage, Decision::kCommit);
+  const auto is_global = [](const Tensor& tensor) { return tensor.shard.has_value(); };
+  if (std::ranges::any_of(voyage.state.tensors, is_global)) manifest.required_features = {kGlobalTensorsFeature};
   manifest.records = {vote};
   manifest.index_digest = digest128(voyage.index_text);
   manifest.size_bytes = voyage.layout->size_bytes;
-  manifest.tensor_count = voyage.state.tensors.size();
+  manifest.tensor_count = voyage.tensor_count;
   std::lock_guard lock(versions_mutex_);
   SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort) {

@@ -8,8 +8,12 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
+#include "commit/directory_coordinator.hpp"
+#include "commit/store_coordinator.hpp"
 #include "engine/available_memory.hpp"
 #include "engine/index_of.hpp"
+#include "engine/share_replicas.hpp"
+#include "engine/value_digests.hpp"
 
 namespace slackwater {
 namespace {
@@ -25,16 +29,34 @@ std::uint64_t spread(std::uint64_t value) {
   return value ^ (value >> 31);
 }
 
-Result<Capture> try_capture(const State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
-                            const CaptureOptions& options) {
+struct Taken {
+  Capture captured;
+  ReplicaDigestsOfRank replica_digests;
+};
+
+// Leaves in the state what this rank writes of it.
+Result<Taken> take(State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
+                   const CaptureOptions& options, bool compare_replicas) {
   try {
-    return capture(state, devices, known_torn, options);
+    Taken taken;
+    if (compare_replicas) {
+      SW_ASSIGN(taken.replica_digests, digest_replicas(state, devices));
+    }
+    state.tensors = share_replicas(std::move(state.tensors));
+    SW_ASSIGN(taken.captured, capture(state, devices, known_torn, options));
+    return taken;
   } catch (const std::bad_alloc&) {
     return fail(Error{.kind = ErrorKind::kOutOfMemory,
                       .message = "no memory for the copies of volatile tensors",
                       .path = {},
                       .retryable = true});
   }
+}
+
+std::unique_ptr<Coordinator> make_coordinator(const Options& options, FileSystem& fs, const Clock& clock) {
+  if (options.world == 1) return nullptr;
+  if (options.store) return std::make_unique<StoreCoordinator>(*options.store, clock, options.path);
+  return std::make_unique<DirectoryCoordinator>(fs, clock, options.path);
 }
 
 }  // namespace
@@ -46,7 +68,7 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       clock_(std::move(parts.clock)),
       devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
-      coordinator_(options_.world > 1 ? std::make_unique<DirectoryCoordinator>(*fs_, *clock_, options_.path) : nullptr),
+      coordinator_(make_coordinator(options_, *fs_, *clock_)),
       fleet_(coordinator_ ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
                                                                  .world = options_.world,
                                                                  .fan_in = options_.fan_in,
@@ -81,6 +103,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
                             .sealed_by_caller = state.sealed_by_caller,
                             .tensor_count = state.tensors.size()};
   std::set<std::string, std::less<>> known_torn;
+  bool compare_replicas = false;
   {
     Lock lock(mutex_);
     SW_TRY(check_step(step));
@@ -105,13 +128,14 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
     }
     facts_->note_progress();  // this snapshot has not stalled, however long an earlier one takes to sync
     known_torn = known_torn_;
+    compare_replicas = fleet_ && !replicas_compared_;
   }
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
   const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
-  Result<Capture> captured = try_capture(state, devices_, known_torn, capture_options);
-  if (!captured) {
-    Error error = std::move(captured).error();
+  Result<Taken> taken = take(state, devices_, known_torn, capture_options, compare_replicas);
+  if (!taken) {
+    Error error = std::move(taken).error();
     // Misuse is the caller's; trouble with a device or with memory is this snapshot's alone.
     if (error.kind != ErrorKind::kDevice && error.kind != ErrorKind::kOutOfMemory) return fail(std::move(error));
     error.message = fmt::format("step {} was not captured: {}", step, error.message);
@@ -121,8 +145,8 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
     }
     return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
   }
-  spec.at_once_bytes = captured->at_once_size_bytes;
-  const bool needs_fence = captured->needs_fence;
+  spec.at_once_bytes = taken->captured.at_once_size_bytes;
+  const bool needs_fence = taken->captured.needs_fence;
   const std::vector<StreamRef> after = needs_fence ? state.after : std::vector<StreamRef>();
 
   std::optional<Error> threads_error;
@@ -130,7 +154,8 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   auto voyage = std::make_shared<Voyage>();
   voyage->snapshot = snapshot;
   voyage->state = std::move(state);
-  voyage->captured = std::move(*captured);
+  voyage->captured = std::move(taken->captured);
+  voyage->replica_digests = std::move(taken->replica_digests);
   snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
     if (const auto self = weak.lock()) give_up(self, error);
   });
@@ -278,18 +303,27 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop
     voyage->launched = true;
   }
   // While the bytes move: the index follows from the layout alone.
-  try {
-    const auto rank = fleet_ ? std::optional(options_.rank) : std::nullopt;
-    voyage->index_text = serialize_index(index_of(voyage->state, *voyage->layout, rank));
-  } catch (const std::exception& trouble) {  // copies are under way: it ends as any other that failed
-    const Error error{.kind = ErrorKind::kOutOfMemory,
-                      .message = fmt::format("step {} could not be indexed: {}", step, trouble.what()),
-                      .path = {}};
-    voyage->snapshot->fail(error);
-    pipeline_->cancel(*voyage, error);
+  if (const Status indexed = make_index(*voyage); !indexed) {  // copies are under way: it ends as any other that failed
+    voyage->snapshot->fail(indexed.error());
+    pipeline_->cancel(*voyage, indexed.error());
   }
   voyage->end_one(on_arrived);
   return {};
+}
+
+Status Engine::Impl::make_index(Voyage& voyage) const {
+  try {
+    const std::vector<IndexEntry> entries =
+        index_of(voyage.state, *voyage.layout, fleet_ ? std::optional(options_.rank) : std::nullopt);
+    voyage.tensor_count = entries.size();
+    voyage.index_text = serialize_index(entries);
+    if (!fleet_) return check_complete(entries);  // of several, the leader sees whether their parts make a whole
+    voyage.value_digests = digest_values(voyage.job->tree);
+    return {};
+  } catch (const std::exception& trouble) {
+    return fail(ErrorKind::kOutOfMemory,
+                fmt::format("step {} could not be indexed: {}", voyage.name.step, trouble.what()));
+  }
 }
 
 // The attempt this voyage goes on under; claimed, or learned of, at the first.
@@ -338,7 +372,7 @@ Status Engine::Impl::ensure_pipeline(const SnapshotLayout& layout) {
   for (const StreamLayout& part : layout.parts) state_slabs += part.window_count(options_.slab_bytes);
   std::uint64_t slabs = options_.pool_bytes / options_.slab_bytes;
   if (slabs == 0) {
-    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.slab_bytes);
+    slabs = std::min(state_slabs, available_memory_bytes() / 4 / options_.local_ranks / options_.slab_bytes);
   }
   SW_TRY(make_pipeline(slabs));
   log_.info("the pool has {} for a state of {}; files are written with {}", format_bytes(pipeline_->pool_bytes()),
@@ -552,6 +586,7 @@ void Engine::Impl::shut_down(bool in_time) {
   if (pipeline_) pipeline_->stop();  // every voyage has arrived now
   commit_thread_.request_stop();
   if (commit_thread_.joinable()) commit_thread_.join();
+  if (coordinator_) coordinator_->leave();
   pipeline_.reset();
   versions_.reset();
 }

@@ -17,8 +17,9 @@
 
 #include "base/fork_guard.hpp"
 #include "base/log.hpp"
-#include "commit/directory_coordinator.hpp"
+#include "commit/coordinator.hpp"
 #include "commit/fleet.hpp"
+#include "commit/merged_index.hpp"
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"
 #include "engine/pipeline.hpp"
@@ -74,6 +75,7 @@ class Engine::Impl {
 
   void plan_loop(std::stop_token stop);
   [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage, const std::stop_token& stop);
+  [[nodiscard]] Status make_index(Voyage& voyage) const;
   [[nodiscard]] Status ensure_pipeline(const SnapshotLayout& layout);
   [[nodiscard]] Status make_pipeline(std::uint64_t slabs);
   [[nodiscard]] Status ensure_attempt(Voyage& voyage, const std::stop_token& stop);
@@ -83,12 +85,13 @@ class Engine::Impl {
   void commit_loop(std::stop_token stop);
   void finish(Voyage& voyage, const std::stop_token& stop);  // commits or clears away one voyage that arrived
   [[nodiscard]] Status commit(Voyage& voyage, const std::stop_token& stop);
+  [[nodiscard]] Ballot ballot_of(Voyage& voyage, RecordReference record) const;
   [[nodiscard]] Manifest manifest_of(const Voyage& voyage, Decision decision) const;
   [[nodiscard]] Status decide_alone(const Voyage& voyage, const RecordReference& vote);
   // Of several ranks (commit_ranks.cpp).
   [[nodiscard]] Status decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop);
-  [[nodiscard]] Status decide_for_all(const Voyage& voyage, const Result<Ballot>& ballots);
-  [[nodiscard]] Status publish_commit(const Voyage& voyage, const Ballot& ballots);
+  [[nodiscard]] Status decide_for_all(const Voyage& voyage, Result<Ballot> ballots);
+  [[nodiscard]] Status publish_commit(const Voyage& voyage, Ballot ballots);
   [[nodiscard]] std::optional<Error> give_up_for_all(const Voyage& voyage, const std::string& reason);
   [[nodiscard]] Status learn_outcome(const Voyage& voyage, const std::stop_token& stop);
   void report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop);
@@ -129,6 +132,15 @@ class Engine::Impl {
   std::mutex versions_mutex_;
   std::unique_ptr<VersionStore> versions_;
 
+  // Of the commit thread.
+  struct KnownPart {
+    std::uint32_t attempt = 0;
+    Digest128 digest;
+    friend bool operator==(const KnownPart&, const KnownPart&) = default;
+  };
+  std::optional<KnownPart> known_part_;  // of the index: the leader has it from the step before, which was committed
+  IndexLedger ledger_;                   // of the leader
+
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   std::deque<std::shared_ptr<Voyage>> to_plan_;
@@ -145,7 +157,8 @@ class Engine::Impl {
   EngineStats stats_;
   std::uint64_t saves_ = 0;
   bool closed_ = false;
-  bool told_pool_ = false;  // of the commit thread
+  bool replicas_compared_ = false;  // a commit under this attempt has shown that they are alike
+  bool told_pool_ = false;          // of the commit thread
   bool pipeline_stopped_ = false;
 
   // Made at open or by the plan thread, under mutex_; then constant until shut_down().

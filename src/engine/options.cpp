@@ -143,6 +143,11 @@ Status set_world(Options& options, std::string_view text) {
   return {};
 }
 
+Status set_local_ranks(Options& options, std::string_view text) {
+  SW_ASSIGN(options.local_ranks, parse_small_count(text, 1, kMaxWorld));
+  return {};
+}
+
 Status set_fan_in(Options& options, std::string_view text) {
   SW_ASSIGN(options.fan_in, parse_small_count(text, 1, kMaxWorld));
   return {};
@@ -169,7 +174,8 @@ struct Row {
 
 constexpr std::array kRows{
     Row{{"pool", "bytes", "auto", "",
-         "Host memory for bytes on their way; auto is the size of the state, at most a quarter of available memory."},
+         "Host memory for bytes on their way; auto is the size of the state, at most a quarter of available memory "
+         "shared by the ranks of this machine."},
         set_pool},
     Row{{"slab", "bytes", "8MiB", "", "Size of one buffer of the pool, a multiple of 1 MiB."}, set_slab},
     Row{{"copy_threads", "count", "0", "",
@@ -203,6 +209,9 @@ constexpr std::array kRows{
         set_cuda_driver},
     Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."}, set_rank},
     Row{{"world", "count", "1", "", "How many processes save together, each its own part, as one version."}, set_world},
+    Row{{"local_ranks", "count", "1", "",
+         "How many of them run on this machine; each takes its share of the memory for an automatic pool."},
+        set_local_ranks},
     Row{{"commit_timeout", "seconds", "60", "",
          "How long ranks wait for each other; a step that one of them does not finish in time is given up by all."},
         set_commit_timeout},

@@ -85,18 +85,10 @@ Status Engine::Impl::place_version(const CatalogEntry& entry, const RestoreOptio
     return fail(std::move(error));
   };
   if (entry.error) return fail(*entry.error);
-  if (entry.info.world != options_.world) {
-    return refuse(
-        {ErrorKind::kMismatch,
-         fmt::format("step {} was saved by {} ranks, this run has {}; restore it with {}, tensors of one rank "
-                     "cannot be spread over others yet",
-                     entry.name.step, entry.info.world, options_.world, entry.info.world),
-         options_.path});
-  }
   const ReaderParts parts{.fs = fs_.get(),
                           .pool = idle_pool(),
                           .devices = &devices_,
-                          .rank = fleet_ ? std::optional(options_.rank) : std::nullopt};
+                          .viewer = Viewer{.rank = options_.rank, .world = options_.world}};
   const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
@@ -143,6 +135,7 @@ Pool* Engine::Impl::idle_pool() {
 void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catalog) {
   std::lock_guard lock(mutex_);
   attempt_.reset();
+  replicas_compared_ = false;
   to_adopt_.clear();
   for (const VersionInfo& counting : catalog.counting()) {
     if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});

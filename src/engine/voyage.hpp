@@ -5,15 +5,18 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/digest.hpp"
 #include "commit/attempt.hpp"
 #include "commit/names.hpp"
 #include "engine/capture.hpp"
+#include "engine/replica_digests.hpp"
 #include "engine/snapshot_impl.hpp"
 #include "layout/stream_layout.hpp"
 #include "stage/stager.hpp"
@@ -23,8 +26,9 @@ namespace slackwater {
 
 struct Voyage {
   std::shared_ptr<Snapshot::Impl> snapshot;
-  State state;
+  State state;  // with the tensors this rank writes
   Capture captured;
+  ReplicaDigestsOfRank replica_digests;  // none once replicas have been compared
 
   // Set by the plan thread.
   Attempt attempt;
@@ -34,6 +38,8 @@ struct Voyage {
   std::shared_ptr<StageJob> job;
   std::vector<StreamWriter::StreamId> streams;  // by part
   std::string index_text;
+  std::uint64_t tensor_count = 0;                  // in it
+  std::map<std::string, Digest128> value_digests;  // of the members at the top of the tree
 
   bool voted = false;  // of the commit thread: the other ranks have this one's ballot
 

@@ -1,13 +1,21 @@
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "layout/data_file.hpp"
 #include "layout/json_text.hpp"
 #include "layout/name_table.hpp"
 #include "layout/stream_layout.hpp"
+#include "slackwater/options.hpp"
+#include "tensor/box.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
@@ -59,6 +67,97 @@ Result<std::uint64_t> check_tensor(const Tensor& tensor) {
   return *bytes;
 }
 
+Status check_shard(const Tensor& tensor) {
+  const Shard& shard = *tensor.shard;
+  if (rank_of_local_name(tensor.name)) {
+    return misuse(fmt::format("the name '{}' is kept for a tensor of one rank; rename the global tensor", tensor.name));
+  }
+  const std::optional<std::uint64_t> bytes = packed_bytes(tensor.dtype, shard.global_shape);
+  if (!bytes || *bytes > kMaxStateBytes) {
+    return misuse(
+        fmt::format("the global tensor '{}' has the shape [{}]: a negative dimension, or more than 2^62 bytes",
+                    tensor.name, fmt::join(shard.global_shape, ", ")));
+  }
+  if (!fits({shard.offset, tensor.shape}, shard.global_shape)) {
+    return misuse(fmt::format(
+        "the box of tensor '{}' at offset [{}] of shape [{}] does not lie in its global shape [{}]", tensor.name,
+        fmt::join(shard.offset, ", "), fmt::join(tensor.shape, ", "), fmt::join(shard.global_shape, ", ")));
+  }
+  if (shard.replica >= shard.replicas || shard.replicas > kMaxWorld) {
+    return misuse(fmt::format("tensor '{}' is replica {} of {}; count them from 0, at most {}", tensor.name,
+                              shard.replica, shard.replicas, kMaxWorld));
+  }
+  if (shard.replicas > 1 && (shard.replica_group.empty() || !is_utf8(shard.replica_group))) {
+    return misuse(fmt::format("tensor '{}' is one of {} replicas of no group; give the group a name in UTF-8",
+                              tensor.name, shard.replicas));
+  }
+  return {};
+}
+
+// What the boxes of a state must agree on.
+class ShardChecks {
+ public:
+  explicit ShardChecks(const State& state) : state_(state) {}
+
+  Status add(std::uint32_t index) {
+    const Tensor& tensor = state_.tensors[index];
+    SW_TRY(check_shard(tensor));
+    const Shard& shard = *tensor.shard;
+    if (shard.replicas == 1) return {};
+    if (group_ == nullptr || group_->first != shard.replica_group) {
+      group_ = &*groups_.try_emplace(shard.replica_group, shard.replica, shard.replicas).first;
+    }
+    if (group_->second != std::pair(shard.replica, shard.replicas)) {
+      return misuse(fmt::format("this rank is replica {} of {} of group '{}', but replica {} of {} for tensor '{}'",
+                                group_->second.first, group_->second.second, shard.replica_group, shard.replica,
+                                shard.replicas, tensor.name));
+    }
+    return {};
+  }
+
+  // Both have one name.
+  Status add_again(std::uint32_t first, std::uint32_t index) {
+    const Tensor& a = state_.tensors[first];
+    const Tensor& b = state_.tensors[index];
+    if (a.shard.has_value() != b.shard.has_value()) {
+      return misuse(
+          fmt::format("'{}' is both a global tensor and one of this rank alone; give each its own name", a.name));
+    }
+    if (!a.shard) return misuse(fmt::format("two tensors are named '{}'; give each its own name", a.name));
+    if (a.dtype != b.dtype || a.shard->global_shape != b.shard->global_shape) {
+      return misuse(
+          fmt::format("two boxes of tensor '{}' differ in the dtype or the shape of the global tensor", a.name));
+    }
+    if (several_.empty() || several_.back() != first) several_.push_back(first);
+    several_.push_back(index);
+    return {};
+  }
+
+  Status finish() {
+    std::erase_if(several_, [&](std::uint32_t i) { return volume(state_.tensors[i].shape) == 0; });
+    const auto place = [&](std::uint32_t i) {
+      return std::tie(state_.tensors[i].name, state_.tensors[i].shard->offset);
+    };
+    std::ranges::sort(several_, [&](std::uint32_t a, std::uint32_t b) {
+      return std::tuple_cat(place(a), std::tie(a)) < std::tuple_cat(place(b), std::tie(b));
+    });
+    for (std::size_t i = 1; i < several_.size(); ++i) {
+      if (several_[i - 1] == several_[i] || place(several_[i - 1]) != place(several_[i])) continue;
+      const Tensor& tensor = state_.tensors[several_[i]];
+      return misuse(fmt::format("two boxes of tensor '{}' begin at offset [{}]; give every box once", tensor.name,
+                                fmt::join(tensor.shard->offset, ", ")));
+    }
+    return {};
+  }
+
+ private:
+  using Group = std::pair<std::uint32_t, std::uint32_t>;  // replica, replicas
+  const State& state_;
+  std::map<std::string_view, Group> groups_;
+  const std::pair<const std::string_view, Group>* group_ = nullptr;  // the last one asked for
+  std::vector<std::uint32_t> several_;                               // tensors of which there are several boxes
+};
+
 }  // namespace
 
 Status check_state(const State& state) {
@@ -74,15 +173,16 @@ Status check_state(const State& state) {
   }
   NameTable names(state.tensors.size(),
                   [&](std::uint32_t index) -> std::string_view { return state.tensors[index].name; });
+  ShardChecks shards(state);
   std::uint64_t total = state.tree.size();
   for (std::uint32_t i = 0; i < state.tensors.size(); ++i) {
     SW_ASSIGN(const std::uint64_t bytes, check_tensor(state.tensors[i]));
-    if (names.insert(i))
-      return misuse(fmt::format("two tensors are named '{}'; give each its own name", state.tensors[i].name));
+    if (state.tensors[i].shard) SW_TRY(shards.add(i));
+    if (const auto first = names.insert(i)) SW_TRY(shards.add_again(*first, i));
     total += bytes;
     if (total > kMaxStateBytes) return misuse("the state is larger than 2^62 bytes");
   }
-  return {};
+  return shards.finish();
 }
 
 }  // namespace slackwater

@@ -1,5 +1,7 @@
 #include "layout/header_writer.hpp"
 
+#include <algorithm>
+
 #include "base/units.hpp"
 #include "layout/json_text.hpp"
 #include "tensor/dtype.hpp"
@@ -22,6 +24,12 @@ void append_nested(std::string& out, std::string_view key, std::string_view esca
 }
 
 }  // namespace
+
+std::string entry_name(std::string_view tensor, BoxView box, std::span<const std::int64_t> global_shape) {
+  std::string name(tensor);
+  if (!std::ranges::equal(box.shape, global_shape)) name += to_string(box);
+  return name;
+}
 
 HeaderWriter::HeaderWriter(const StreamIdentity& identity) {
   fixed_.append("\"format\":\"pt\",\"").append(kKeyFormat).append("\":\"").append(kHeaderFormat).append("\"");
@@ -64,6 +72,19 @@ void HeaderWriter::add_tensor(std::string_view name, DType dtype, std::span<cons
 
 void HeaderWriter::add_alias(std::string_view alias, std::string_view stored) { append_pair(aliases_, alias, stored); }
 
+void HeaderWriter::add_shard(std::string_view entry, std::string_view tensor, const Shard& shard) {
+  scratch_.clear();
+  append_json_string(scratch_, entry);
+  scratch_.append(":{\"of\":");
+  append_json_string(scratch_, tensor);
+  scratch_.append(",\"shape\":");
+  append_dimensions(scratch_, shard.global_shape);
+  scratch_.append(",\"offset\":");
+  append_dimensions(scratch_, shard.offset);
+  scratch_.append("},");
+  append_json_escaped(shards_, scratch_);
+}
+
 // A member of JSON text that is itself the value of a JSON string.
 void HeaderWriter::append_pair(std::string& text, std::string_view key, std::string_view value) {
   scratch_.clear();
@@ -75,13 +96,14 @@ void HeaderWriter::append_pair(std::string& text, std::string_view key, std::str
 }
 
 std::uint64_t HeaderWriter::json_bytes() const {
-  return fixed_.size() + aliases_.size() + dtypes_.size() + tensors_.size() + kFrameBytes;
+  return fixed_.size() + aliases_.size() + dtypes_.size() + shards_.size() + tensors_.size() + kFrameBytes;
 }
 
 void HeaderWriter::roll_back(const Mark& mark) {
   tensors_.resize(mark.tensors);
   aliases_.resize(mark.aliases);
   dtypes_.resize(mark.dtypes);
+  shards_.resize(mark.shards);
 }
 
 std::string HeaderWriter::finish() {
@@ -89,6 +111,7 @@ std::string HeaderWriter::finish() {
   front.append("{\"__metadata__\":{").append(fixed_);
   append_nested(front, kKeyAliases, aliases_);
   append_nested(front, kKeyDtypes, dtypes_);
+  append_nested(front, kKeyShards, shards_);
   front += '}';
 
   const std::uint64_t total = round_up(front.size() + tensors_.size() + 1, kDataAlignment);

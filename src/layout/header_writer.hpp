@@ -10,6 +10,7 @@
 
 #include "layout/stream_layout.hpp"
 #include "slackwater/tensor.hpp"
+#include "tensor/box.hpp"
 
 namespace slackwater {
 
@@ -26,6 +27,11 @@ inline constexpr std::string_view kKeyTree = "tree";
 inline constexpr std::string_view kKeyMetadata = "metadata";  // JSON text: the user's key -> value
 inline constexpr std::string_view kKeyAliases = "aliases";    // JSON text: name -> name it is stored under
 inline constexpr std::string_view kKeyDtypes = "dtypes";      // JSON text: name -> dtype, for what is stored as pairs
+// JSON text: entry -> {"of": global tensor, "shape": its shape, "offset": where the box begins}, for boxes of global tensors.
+inline constexpr std::string_view kKeyShards = "shards";
+
+// What the box of a global tensor is called in a file: "weight[0:512,0:1024]", or "weight" if it is the whole.
+[[nodiscard]] std::string entry_name(std::string_view tensor, BoxView box, std::span<const std::int64_t> global_shape);
 
 class HeaderWriter {
  public:
@@ -42,15 +48,17 @@ class HeaderWriter {
   void add_tensor(std::string_view name, DType dtype, std::span<const std::int64_t> shape, std::uint64_t begin,
                   std::uint64_t end);
   void add_alias(std::string_view alias, std::string_view stored);
+  // `entry`, a tensor or an alias, is a box of a global tensor.
+  void add_shard(std::string_view entry, std::string_view tensor, const Shard& shard);
 
   // Of the JSON without padding; never less than what finish() writes.
   [[nodiscard]] std::uint64_t json_bytes() const;
 
   // To take back what was added since.
   struct Mark {
-    std::size_t tensors, aliases, dtypes;
+    std::size_t tensors, aliases, dtypes, shards;
   };
-  [[nodiscard]] Mark mark() const { return {tensors_.size(), aliases_.size(), dtypes_.size()}; }
+  [[nodiscard]] Mark mark() const { return {tensors_.size(), aliases_.size(), dtypes_.size(), shards_.size()}; }
   void roll_back(const Mark& mark);
 
   // Length word, JSON, and spaces up to a multiple of kDataAlignment. Ends the writer's use.
@@ -59,9 +67,10 @@ class HeaderWriter {
  private:
   void append_pair(std::string& text, std::string_view key, std::string_view value);
 
-  std::string fixed_;    // members of __metadata__ but for the next two
+  std::string fixed_;    // members of __metadata__ but for the next three
   std::string aliases_;  // the text's inside, escaped twice; each member followed by a comma
   std::string dtypes_;   // likewise
+  std::string shards_;   // likewise
   std::string tensors_;  // each member preceded by a comma
   std::string scratch_;
 };

@@ -1,5 +1,6 @@
 #include "layout/json_reader.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -181,6 +182,33 @@ bool JsonReader::read_dimensions(std::vector<std::int64_t>& dimensions) {
     dimensions.push_back(static_cast<std::int64_t>(dimension));
   }
   return !failed();
+}
+
+bool JsonReader::read_raw(std::string_view& value) {
+  constexpr std::string_view kBehindWord = ",]} \n\r\t";
+  skip_space();
+  const std::size_t begin = at_;
+  std::size_t depth = 0;
+  std::string text;
+  do {
+    const char c = at_ < text_.size() ? text_[at_] : '\0';
+    if (at_ >= text_.size()) return expected("the end of a value");
+    if (c == '"') {
+      if (!read_string(text)) return false;
+    } else if (c == '{' || c == '[') {
+      ++depth;
+      ++at_;
+    } else if (depth > 0) {
+      if (c == '}' || c == ']') --depth;
+      ++at_;
+    } else {
+      at_ = std::min(text_.find_first_of(kBehindWord, at_), text_.size());
+      if (at_ == begin) return expected("a value");
+    }
+  } while (depth > 0);
+  value = text_.substr(begin, at_ - begin);
+  first_ = false;
+  return true;
 }
 
 bool JsonReader::finish() {

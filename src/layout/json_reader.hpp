@@ -31,6 +31,9 @@ class JsonReader {
   bool read_u64(std::uint64_t& value);
   bool read_dimensions(std::vector<std::int64_t>& dimensions);  // an array of whole numbers below 2^63
 
+  // Any value as it is written, a view into the text. What is nested in it is looked at only for where it ends.
+  bool read_raw(std::string_view& value);
+
   // Nothing but white space is left, and nothing was wrong.
   bool finish();
 

@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstddef>
 #include <span>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,7 +14,9 @@
 #include "layout/data_file.hpp"
 #include "layout/header_writer.hpp"
 #include "layout/json_text.hpp"
+#include "layout/name_table.hpp"
 #include "layout/stream_layout.hpp"
+#include "layout/tied_table.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
@@ -21,58 +25,71 @@ namespace {
 constexpr std::uint64_t kTreeEntryBytes = 256;  // more than the header entry of the tree tensor takes
 constexpr std::uint64_t kUsualEntryBytes = 96;  // of a header entry, without the name
 
-bool tied(const Tensor& a, const Tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.device == b.device && a.shape == b.shape &&
-         (a.strides == b.strides || (is_contiguous(a.shape, a.strides) && is_contiguous(b.shape, b.strides)));
+bool is_empty(const Tensor& tensor) { return std::ranges::find(tensor.shape, 0) != tensor.shape.end(); }
+
+std::string entry_of(const Tensor& tensor) {
+  if (!tensor.shard) return tensor.name;
+  return entry_name(tensor.name, {tensor.shard->offset, tensor.shape}, tensor.shard->global_shape);
 }
 
-// Finds an earlier tensor that a new one is tied to. Open addressing, so that untied tensors cost one probe.
-class TiedTable {
- public:
-  explicit TiedTable(std::span<const Tensor> tensors)
-      : tensors_(tensors), slots_(std::bit_ceil(std::max<std::size_t>(tensors.size() * 2, 2))) {}
-
-  // `index` itself if it is tied to none; it is then remembered.
-  std::uint32_t insert(std::uint32_t index) {
-    const Tensor& tensor = tensors_[index];
-    const std::uint64_t hash = hash_of(tensor);
-    const std::size_t mask = slots_.size() - 1;
-    std::size_t at = hash & mask;
-    for (; slots_[at].index != kFree; at = (at + 1) & mask) {
-      if (slots_[at].hash == hash && tied(tensors_[slots_[at].index], tensor)) return slots_[at].index;
+// A box is stored under a name made for it, which a tensor may have as its own.
+Status check_entries(const State& state) {
+  if (std::ranges::none_of(state.tensors, [](const Tensor& tensor) { return tensor.shard.has_value(); })) return {};
+  std::vector<std::string> entries;
+  entries.reserve(state.tensors.size());
+  NameTable names(state.tensors.size(), [&](std::uint32_t index) -> std::string_view { return entries[index]; });
+  for (const Tensor& tensor : state.tensors) {
+    if (tensor.shard && is_empty(tensor)) continue;
+    entries.push_back(entry_of(tensor));
+    if (names.insert(static_cast<std::uint32_t>(entries.size() - 1))) {
+      return fail(ErrorKind::kInvalidArgument,
+                  fmt::format("a tensor and a box of another are both called '{}' in the file; rename the tensor",
+                              entries.back()));
     }
-    slots_[at] = {hash, index};
-    return index;
   }
+  return {};
+}
 
- private:
-  struct Slot {
-    std::uint64_t hash = 0;
-    std::uint32_t index = kFree;
+// For each tensor the one it is tied to, or itself.
+using Ties = std::vector<std::uint32_t>;
+
+// Readers find all of a global tensor stored, or all of it tied to another. Where it is neither, it is stored.
+void untie_parts(const State& state, Ties& ties) {
+  struct Boxes {
+    std::size_t count = 0, tied = 0;
+    std::string_view to;
+    bool to_one = true;
   };
-  static constexpr std::uint32_t kFree = 0xffffffff;
-
-  // Shape and type are mixed in: many views of one pointer must not pile up in one place. Strides are not, because none
-  // and contiguous ones are the same.
-  static std::uint64_t hash_of(const Tensor& tensor) {
-    constexpr std::uint64_t kOdd = 0x9e3779b97f4a7c15;
-    std::uint64_t hash =
-        reinterpret_cast<std::uintptr_t>(tensor.data) ^ (static_cast<std::uint64_t>(tensor.dtype) << 56);
-    const auto mix = [&] {
-      hash *= kOdd;
-      hash ^= hash >> 32;
-    };
-    mix();
-    for (const std::int64_t dimension : tensor.shape) {
-      hash += static_cast<std::uint64_t>(dimension);
-      mix();
-    }
-    return hash;
+  std::unordered_map<std::string_view, Boxes> global;
+  const auto tied_box = [&](std::uint32_t i) { return ties[i] != i && state.tensors[i].shard; };
+  std::uint32_t found = 0;
+  while (found < ties.size() && !tied_box(found)) ++found;
+  if (found == ties.size()) return;
+  for (std::uint32_t i = 0; i < ties.size(); ++i) {
+    if (!state.tensors[i].shard || is_empty(state.tensors[i])) continue;
+    Boxes& boxes = global[state.tensors[i].name];
+    ++boxes.count;
+    if (ties[i] == i) continue;
+    const std::string_view to = state.tensors[ties[i]].name;
+    if (boxes.tied++ == 0) boxes.to = to;
+    boxes.to_one = boxes.to_one && boxes.to == to;
   }
+  for (std::uint32_t i = found; i < ties.size(); ++i) {
+    if (!tied_box(i)) continue;
+    const Boxes& boxes = global[state.tensors[i].name];
+    const Boxes& stored = global[boxes.to];
+    const bool whole = boxes.to_one && boxes.tied == boxes.count && stored.count == boxes.count && stored.tied == 0;
+    if (!whole) ties[i] = i;
+  }
+}
 
-  std::span<const Tensor> tensors_;
-  std::vector<Slot> slots_;
-};
+Ties find_ties(const State& state) {
+  Ties ties(state.tensors.size());
+  TiedTable seen(state.tensors);
+  for (std::uint32_t i = 0; i < ties.size(); ++i) ties[i] = is_empty(state.tensors[i]) ? i : seen.insert(i);
+  untie_parts(state, ties);
+  return ties;
+}
 
 // Larger items first, else in the order given: then every tensor is aligned to its item, since those before it are
 // multiples of it.
@@ -140,8 +157,15 @@ class PartMaker {
     const Tensor& tensor = state_.tensors[index];
     const HeaderWriter::Mark mark = writer_.mark();
     const std::uint64_t size = *packed_bytes(tensor.dtype, tensor.shape);  // check_state() has seen that it is one
-    writer_.add_tensor(tensor.name, tensor.dtype, tensor.shape, data_bytes_, data_bytes_ + size);
-    for (const auto& [alias, stored] : aliases) writer_.add_alias(state_.tensors[alias].name, tensor.name);
+    const std::string entry = entry_of(tensor);
+    writer_.add_tensor(entry, tensor.dtype, tensor.shape, data_bytes_, data_bytes_ + size);
+    if (tensor.shard) writer_.add_shard(entry, tensor.name, *tensor.shard);
+    for (const auto& [alias, stored] : aliases) {
+      const Tensor& other = state_.tensors[alias];
+      const std::string alias_entry = entry_of(other);
+      writer_.add_alias(alias_entry, entry);
+      if (other.shard) writer_.add_shard(alias_entry, other.name, *other.shard);
+    }
     if (!fits()) {
       writer_.roll_back(mark);
       return false;
@@ -187,17 +211,16 @@ Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& ide
   const std::uint64_t max_file_front = round_down(max_header_bytes + sizeof(std::uint64_t), kDataAlignment);
   if (max_file_front == 0) return fail(ErrorKind::kInvalidArgument, "the limit on header bytes is below 4088");
 
+  SW_TRY(check_entries(state));
   SnapshotLayout layout;
   layout.stored.reserve(state.tensors.size());
-  TiedTable seen(state.tensors);
-  for (std::uint32_t i = 0; i < state.tensors.size(); ++i) {
-    const Tensor& tensor = state.tensors[i];
-    const bool empty = std::ranges::find(tensor.shape, 0) != tensor.shape.end();
-    const std::uint32_t first = empty ? i : seen.insert(i);
-    if (first == i) {
+  const Ties ties = find_ties(state);
+  for (std::uint32_t i = 0; i < ties.size(); ++i) {
+    if (state.tensors[i].shard && is_empty(state.tensors[i])) continue;  // nothing of the global tensor lies here
+    if (ties[i] == i) {
       layout.stored.push_back(i);
     } else {
-      layout.aliases.emplace_back(i, first);
+      layout.aliases.emplace_back(i, ties[i]);
     }
   }
 

@@ -1,6 +1,7 @@
 #include "layout/safetensors_header.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <numeric>
@@ -14,6 +15,7 @@
 #include "layout/header_writer.hpp"
 #include "layout/json_reader.hpp"
 #include "layout/name_table.hpp"
+#include "tensor/box.hpp"
 #include "tensor/dtype.hpp"
 #include "tensor/shape.hpp"
 
@@ -23,6 +25,14 @@ namespace {
 using Texts = std::map<std::string, std::string>;
 
 constexpr std::uint64_t kMaxTiedDimensions = 20'000'000;  // of all aliases together
+
+// A member of the metadata "shards".
+struct ShardText {
+  std::string entry;
+  std::string of;
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> offset;
+};
 
 // Parses one header. Members are filled in the order of the functions below.
 class HeaderParser {
@@ -63,6 +73,7 @@ class HeaderParser {
     ParsedHeader header;
     std::vector<std::pair<std::string, std::string>> aliases;
     Texts dtypes;
+    std::vector<ShardText> shards;
     if (const auto format = texts_.find(std::string(kKeyFormat)); format != texts_.end()) {
       if (format->second != kHeaderFormat) {
         return fail(
@@ -76,12 +87,14 @@ class HeaderParser {
       header.tree = std::move(texts_[std::string(kKeyTree)]);
       SW_ASSIGN(header.metadata, nested_texts(kKeyMetadata));
       SW_ASSIGN(dtypes, nested_texts(kKeyDtypes));
+      SW_ASSIGN(shards, nested_shards());
       SW_ASSIGN(Texts alias_texts, nested_texts(kKeyAliases));
       aliases.assign(std::make_move_iterator(alias_texts.begin()), std::make_move_iterator(alias_texts.end()));
     } else {
       header.metadata = std::move(texts_);
     }
-    SW_TRY(resolve_names(dtypes, aliases));
+    SW_TRY(resolve_names(dtypes, aliases, shards));
+    if (!shards.empty()) SW_TRY(check_global_names());
     header.tensors = std::move(tensors_);
     return header;
   }
@@ -213,8 +226,38 @@ class HeaderParser {
     return texts;
   }
 
-  // Names are unique; dtypes and aliases speak of tensors that exist.
-  Status resolve_names(const Texts& dtypes, std::vector<std::pair<std::string, std::string>>& aliases) {
+  Result<std::vector<ShardText>> nested_shards() const {
+    std::vector<ShardText> shards;
+    const auto text = texts_.find(std::string(kKeyShards));
+    if (text == texts_.end()) return shards;
+    JsonReader reader(text->second);
+    std::string entry, key;
+    reader.begin_object();
+    while (reader.next_key(entry)) {
+      ShardText& shard = shards.emplace_back();
+      shard.entry = std::move(entry);
+      constexpr std::array<std::string_view, 3> kFields{"of", "shape", "offset"};
+      std::size_t field = 0;  // they are written, and read, in this order
+      reader.begin_object();
+      while (reader.next_key(key)) {
+        if (field >= kFields.size() || key != kFields[field]) {
+          reader.refuse(fmt::format("'{}' has the field '{}' twice or out of place", shard.entry, key));
+        } else if (field == 0) {
+          reader.read_string(shard.of);
+        } else {
+          reader.read_dimensions(field == 1 ? shard.shape : shard.offset);
+        }
+        ++field;
+      }
+      if (field < kFields.size()) reader.refuse(fmt::format("'{}' lacks of, shape or offset", shard.entry));
+    }
+    if (!reader.finish()) return corrupt(fmt::format("it has wrong metadata '{}': {}", kKeyShards, reader.trouble()));
+    return shards;
+  }
+
+  // Names are unique; dtypes, aliases and boxes speak of tensors that exist.
+  Status resolve_names(const Texts& dtypes, std::vector<std::pair<std::string, std::string>>& aliases,
+                       std::vector<ShardText>& shards) {
     const std::size_t stored_count = tensors_.size();
     NameTable names(stored_count + aliases.size(),
                     [this](std::uint32_t index) -> std::string_view { return tensors_[index].name; });
@@ -227,6 +270,7 @@ class HeaderParser {
       SW_TRY(restore_dtype(tensors_[*index], dtype));
     }
     tensors_.reserve(stored_count + aliases.size());
+    std::vector<std::uint32_t> stored_of;  // by alias
     std::uint64_t dimensions = 0;
     for (auto& [alias, stored] : aliases) {
       const auto index = names.find(stored);
@@ -240,9 +284,64 @@ class HeaderParser {
       TensorInfo& tensor = tensors_.emplace_back(tensors_[*index]);
       tensor.name = std::move(alias);
       tensor.alias_of = std::move(stored);
+      stored_of.push_back(*index);
       if (names.insert(static_cast<std::uint32_t>(tensors_.size() - 1))) {
         return corrupt(fmt::format("it has the tensor '{}' twice", tensor.name));
       }
+    }
+    std::vector<std::uint32_t> places;
+    for (const ShardText& shard : shards) {
+      const auto index = names.find(shard.entry);
+      if (!index) return corrupt(fmt::format("it has a box '{}' that it does not hold", shard.entry));
+      SW_TRY(place_box(tensors_[*index], shard));
+      places.push_back(*index);
+    }
+    for (std::size_t i = 0; i < stored_of.size(); ++i) {
+      const TensorInfo& alias = tensors_[stored_count + i];
+      const TensorInfo& stored = tensors_[stored_of[i]];
+      const bool same =
+          alias.boxes.size() == stored.boxes.size() &&
+          (alias.boxes.empty() || (alias.shape == stored.shape && alias.boxes[0].offset == stored.boxes[0].offset));
+      if (!same) return corrupt(fmt::format("it ties '{}' to '{}', which lies elsewhere", alias.name, alias.alias_of));
+    }
+    // Names change last: the table finds tensors by them.
+    for (std::size_t i = 0; i < shards.size(); ++i) tensors_[places[i]].name = std::move(shards[i].of);
+    for (std::size_t i = 0; i < stored_of.size(); ++i) {
+      tensors_[stored_count + i].alias_of = tensors_[stored_of[i]].name;
+    }
+    return {};
+  }
+
+  // Makes the tensor the box of a global one.
+  Status place_box(TensorInfo& tensor, const ShardText& shard) const {
+    const bool named = !shard.of.empty() && shard.of != kTreeTensorName && shard.of != "__metadata__";
+    if (!named || !tensor.boxes.empty())
+      return corrupt(fmt::format("it has the box '{}' twice, or of no tensor", shard.entry));
+    const BoxView box{shard.offset, tensor.shape};
+    if (!fits(box, shard.shape) || !packed_bytes(tensor.dtype, shard.shape) || tensor.size_bytes == 0 ||
+        shard.entry != entry_name(shard.of, box, shard.shape)) {
+      return corrupt(fmt::format("it has the box '{}' of shape [{}] at [{}] of the tensor '{}' of shape [{}]",
+                                 shard.entry, fmt::join(tensor.shape, ", "), fmt::join(shard.offset, ", "), shard.of,
+                                 fmt::join(shard.shape, ", ")));
+    }
+    tensor.boxes.push_back({.offset = shard.offset,
+                            .shape = std::exchange(tensor.shape, shard.shape),
+                            .file = 0,
+                            .file_offset = tensor.offset,
+                            .size_bytes = tensor.size_bytes});
+    return {};
+  }
+
+  // Tensors of one name are boxes of one global tensor.
+  Status check_global_names() const {
+    NameTable names(tensors_.size(), [this](std::uint32_t index) -> std::string_view { return tensors_[index].name; });
+    for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
+      const auto first = names.insert(i);
+      if (!first) continue;
+      const TensorInfo& a = tensors_[*first];
+      const TensorInfo& b = tensors_[i];
+      if (a.boxes.empty() || b.boxes.empty() || a.dtype != b.dtype || a.shape != b.shape || a.alias_of != b.alias_of)
+        return corrupt(fmt::format("it has boxes of the tensor '{}' that disagree about it", a.name));
     }
     return {};
   }
@@ -302,7 +401,10 @@ Result<ParsedHeader> parse_header(std::string_view json, std::uint64_t file_size
   SW_TRY(parser.check_tensors());
   SW_ASSIGN(ParsedHeader header, parser.interpret());
   header.data_offset = data_offset;
-  for (TensorInfo& tensor : header.tensors) tensor.offset += data_offset;
+  for (TensorInfo& tensor : header.tensors) {
+    tensor.offset += data_offset;
+    for (StoredBox& box : tensor.boxes) box.file_offset += data_offset;
+  }
   return header;
 }
 

@@ -66,17 +66,20 @@ class StreamLayout {
 };
 
 struct SnapshotLayout {
-  std::vector<StreamLayout> parts;    // at least one
-  std::vector<std::uint32_t> stored;  // indices of State::tensors that are stored (not tied to an earlier one)
+  std::vector<StreamLayout> parts;  // at least one
+  std::vector<std::uint32_t>
+      stored;  // indices of State::tensors that are stored: not tied to an earlier one, no empty box
   std::vector<std::pair<std::uint32_t, std::uint32_t>> aliases;  // (alias, stored under)
   std::uint64_t size_bytes = 0;                                  // of all parts
 };
 
 // Misuse the caller must hear at once: empty, duplicate or reserved names, negative dimensions, strides of another rank
-// than the shape, null data with bytes, size overflow. Cheap: well below 1 µs a tensor.
+// than the shape, null data with bytes, size overflow, boxes that do not lie in their global tensor or differ about it.
+// Cheap: well below 1 µs a tensor.
 [[nodiscard]] Status check_state(const State& state);
 
-// Tied = same pointer, shape, strides, dtype, device and more than 0 bytes. Needs check_state() to have passed.
+// Tied = same pointer, shape, strides, dtype, device and more than 0 bytes; boxes of global tensors: all of them, box by box.
+// Boxes without elements are not stored. Needs check_state() to have passed.
 [[nodiscard]] Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& identity,
                                                  std::uint64_t max_header_bytes = kMaxHeaderBytes);
 

@@ -87,6 +87,23 @@ Error describe_damage(const BadBlock& bad, const ReadPlan& plan) {
   return error;
 }
 
+// The records of the files that will be read. An index places boxes; how long its files are, their records say.
+Status check_promises(FileSystem& fs, const std::string& directory, const ReadPlan& plan, VersionContents& contents) {
+  std::vector<std::uint32_t> files;
+  for (const FileExtent& box : plan.stored())
+    if (files.empty() || files.back() != box.file) files.push_back(box.file);
+  SW_TRY(load_promises(fs, directory, contents, files));
+  for (const FileExtent& box : plan.stored()) {
+    const DataFile& file = contents.data[box.file];
+    if (box.size_bytes <= file.size_bytes && box.offset <= file.size_bytes - box.size_bytes) continue;
+    return fail(ErrorKind::kCorrupt,
+                fmt::format("the index places tensor '{}' at bytes {} to {} of this file, its record promises {} bytes",
+                            plan.name_of(box), box.offset, box.offset + box.size_bytes, file.size_bytes),
+                file.path);
+  }
+  return {};
+}
+
 std::string steps_text(const std::vector<VersionInfo>& versions) {
   std::vector<std::string> steps;
   for (auto version = versions.rbegin(); version != versions.rend(); ++version)
@@ -130,9 +147,10 @@ Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& roo
   impl->options = options;
   impl->version = version;
   const VersionName name{version.step, version.attempt};
-  auto contents = load_version(*parts.fs, root, name, parts.rank);
+  auto contents = load_version(*parts.fs, root, name, parts.viewer);
   if (!contents) return fail(damaged_or_removed(*parts.fs, root, name, std::move(contents).error()));
   impl->contents = std::move(*contents);
+  if (!impl->contents.trouble.empty()) Log(options.log).warn("step {}: {}", version.step, impl->contents.trouble);
   return Checkpoint(std::move(impl));
 }
 
@@ -157,11 +175,32 @@ const TensorInfo* Checkpoint::find(std::string_view name) const { return find_te
 std::span<const FileInfoOnTier> Checkpoint::files() const { return impl_->contents.files; }
 const std::string& Checkpoint::tree() const { return impl_->contents.tree; }
 const std::map<std::string, std::string>& Checkpoint::metadata() const { return impl_->contents.metadata; }
+std::span<const std::string> Checkpoint::rank_local_values() const {
+  return impl_->contents.manifest.rank_local_values;
+}
 
 Status Checkpoint::read(std::span<const Target> targets) {
-  SW_ASSIGN(const ReadPlan plan, ReadPlan::make(impl_->contents.tensors, targets));
-  if (plan.extents().extents().empty()) return {};
+  const VersionName name{impl_->version.step, impl_->version.attempt};
+  const std::string directory = impl_->root + "/" + version_directory(name);
+  const auto damaged = [&](Error error) {
+    if (error.kind == ErrorKind::kCorrupt && error.path.empty()) error.path = directory;
+    return fail(damaged_or_removed(*impl_->fs, impl_->root, name, std::move(error)));
+  };
+  auto made = ReadPlan::make(impl_->contents.tensors, targets);
+  if (!made && made.error().kind == ErrorKind::kCorrupt) return damaged(std::move(made).error());
+  if (!made) {
+    Error error = std::move(made).error();
+    if (error.kind == ErrorKind::kMismatch && impl_->contents.left_out)
+      error.message +=
+          fmt::format("; it was saved by {}, and only as many have tensors back that one rank alone had",
+                      impl_->version.world == 1 ? "1 rank" : fmt::format("{} ranks", impl_->version.world));
+    return fail(std::move(error));
+  }
+  const ReadPlan& plan = *made;
+  if (plan.stored().empty()) return {};
   SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, impl_->devices));
+  if (auto promised = check_promises(*impl_->fs, directory, plan, impl_->contents); !promised)
+    return damaged(std::move(promised).error());
   SW_TRY(impl_->ensure_pool());
   const PinnedWhile pinned(devices.size() > 1 ? impl_->devices : nullptr, impl_->own_pool.get(),
                            Log(impl_->options.log));
@@ -169,10 +208,11 @@ Status Checkpoint::read(std::span<const Target> targets) {
   std::vector<ReadFile> files;
   for (const DataFile& file : impl_->contents.data) files.push_back({file.path, file.size_bytes, file.block_digests});
   BlockReader reader(*impl_->fs, *impl_->pool, block_reader_options(impl_->options), Log(impl_->options.log));
-  const std::vector<ReadUnit> units = plan.extents().plan_units(files, reader.unit_bytes());
+  const std::vector<ReadUnit> units = plan.units(files, reader.unit_bytes());
 
   const auto place = [&](const ReadUnit& unit, std::span<const std::byte> bytes) -> Status {
-    for (const auto& [device, pieces] : plan.pieces(unit, bytes)) SW_TRY(devices.at(device)->copy_from_host(pieces));
+    const ReadPlan::Pieces pieces = plan.pieces(unit, bytes);
+    for (const auto& [device, list] : pieces.on) SW_TRY(devices.at(device)->copy_from_host(list));
     return {};
   };
   std::optional<Error> damage;
@@ -181,8 +221,7 @@ Status Checkpoint::read(std::span<const Target> targets) {
     return false;
   };
   const Status status = reader.run(files, units, place, keep_first);
-  const VersionName name{impl_->version.step, impl_->version.attempt};
-  if (damage) return fail(damaged_or_removed(*impl_->fs, impl_->root, name, std::move(*damage)));
+  if (damage) return damaged(std::move(*damage));
   return status;
 }
 

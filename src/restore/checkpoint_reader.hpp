@@ -9,21 +9,21 @@
 #include "commit/catalog.hpp"
 #include "device/devices.hpp"
 #include "os/file_system.hpp"
+#include "restore/version_index.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "stage/pool.hpp"
 
 namespace slackwater {
 
 struct ReaderParts {
-  FileSystem* fs = nullptr;    // outlives the Checkpoint
-  Pool* pool = nullptr;        // outlives it too; null: the checkpoint makes its own at the first read
-  Devices* devices = nullptr;  // outlives it too; null: only targets in host memory
-  // Only this rank's files, its tensors under their own names. nullopt: all ranks' (see load_version()).
-  std::optional<std::uint32_t> rank = {};
+  FileSystem* fs = nullptr;           // outlives the Checkpoint
+  Pool* pool = nullptr;               // outlives it too; null: the checkpoint makes its own at the first read
+  Devices* devices = nullptr;         // outlives it too; null: only targets in host memory
+  std::optional<Viewer> viewer = {};  // a rank that restores; nullopt: sees the tensors of all (see load_version())
 };
 
-// Reads and cross-checks manifest, records and headers (step, attempt, rank, world, sizes on disk, digest of each header block).
-// kCorrupt names the file and what does not agree. The index is not read: the headers hold everything.
+// Reads and cross-checks what load_version() says. kCorrupt names the file and what does not agree. In a version of several ranks the
+// records of the files that are read are looked at by Checkpoint::read().
 [[nodiscard]] Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root,
                                               const VersionInfo& version, const ReadOptions& options);
 

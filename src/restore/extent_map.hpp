@@ -1,5 +1,5 @@
 // ExtentMap: which items lie in a byte range of a file; and the reads that fetch all of them. Pure, constant after construction.
-// Extents must be disjoint or the same (tied tensors, several targets for one stored tensor): a checked header promises that.
+// overlapping() needs extents that are disjoint or the same (tied tensors, several targets for one stored tensor).
 #pragma once
 
 #include <cstdint>

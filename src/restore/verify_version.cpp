@@ -16,12 +16,13 @@
 #include "base/units.hpp"
 #include "commit/fields.hpp"
 #include "commit/index.hpp"
-#include "os/durable.hpp"
 #include "restore/block_reader.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "restore/extent_map.hpp"
 #include "restore/read_memory.hpp"
 #include "restore/version_contents.hpp"
+#include "restore/version_index.hpp"
+#include "tensor/box.hpp"
 
 namespace slackwater {
 namespace {
@@ -40,11 +41,12 @@ struct Suspect {
   std::uint64_t header_end = 1;  // blocks that begin before it hold the header
 };
 
-// A stored tensor as the index has it.
+// A stored tensor, or a box of it, as the index has it.
 struct IndexedTensor {
   std::string name;
   std::uint64_t offset = 0;
   std::uint64_t size_bytes = 0;
+  Box box;
 };
 
 struct BadRange {
@@ -104,10 +106,20 @@ std::string reason(const Error& error) {
   return bare.to_string();
 }
 
-// Of several ranks each may have a tensor of the same name.
+// Of several ranks each may have a tensor of the same name; boxes of a global tensor are called by that.
 void call_as_indexed(std::vector<TensorInfo>& tensors, const StreamIdentity& identity) {
-  if (identity.world == 1) return;
-  for (TensorInfo& tensor : tensors) tensor.name = local_name(identity.rank, tensor.name);
+  for (TensorInfo& tensor : tensors) {
+    if (tensor.boxes.empty() && identity.world > 1) tensor.name = local_name(identity.rank, tensor.name);
+    if (tensor.boxes.empty()) continue;
+    tensor.offset = tensor.boxes.front().file_offset;
+    tensor.size_bytes = tensor.boxes.front().size_bytes;
+  }
+}
+
+bool is_same(const TensorInfo& stored, const IndexedTensor& indexed) {
+  if (stored.size_bytes != indexed.size_bytes) return false;
+  if (stored.boxes.empty()) return stored.shape == indexed.box.shape;
+  return stored.boxes.front().offset == indexed.box.offset && stored.boxes.front().shape == indexed.box.shape;
 }
 
 void Verifier::add(std::string file, std::uint64_t offset, std::uint64_t size_bytes, std::vector<std::string> tensors,
@@ -143,16 +155,19 @@ Result<VerifyReport> Verifier::run() {
 }
 
 void Verifier::look_at_index(const Manifest& manifest) {
-  const std::string path = directory_ + "/" + kIndexName;
-  const auto text = read_whole(fs_, path, kMaxIndexBytes);
+  const auto text = read_index(fs_, directory_, manifest);
   if (!text) return add(kIndexName, 0, 0, {}, reason(text.error()));
-  if (digest128(*text) != manifest.index_digest)
-    return add(kIndexName, 0, text->size(), {}, "the index is not the one the manifest names (checksum differs)");
-  auto entries = parse_index(*text, path);
+  auto entries = parse_index(*text, directory_ + "/" + kIndexName);
   if (!entries) return add(kIndexName, 0, text->size(), {}, reason(entries.error()));
-  for (IndexEntry& entry : *entries)
-    for (const IndexShard& shard : entry.shards)
-      index_[shard.file].push_back({entry.name, shard.offset, shard.size_bytes});
+  for (IndexEntry& entry : *entries) {
+    std::vector<BoxView> boxes;
+    for (const IndexShard& shard : entry.shards) boxes.push_back({shard.box_offset, shard.box_shape});
+    if (entry.alias_of.empty() && check_tiling(entry.shape, boxes))
+      add(kIndexName, 0, 0, {entry.name}, "the boxes of this tensor do not cover it exactly");
+    for (IndexShard& shard : entry.shards)
+      index_[shard.file].push_back(
+          {entry.name, shard.offset, shard.size_bytes, {std::move(shard.box_offset), std::move(shard.box_shape)}});
+  }
   for (auto& [file, tensors] : index_) std::ranges::sort(tensors, {}, &IndexedTensor::offset);
 }
 
@@ -268,13 +283,12 @@ void Verifier::look_at_headers(const std::vector<BadRange>& bad) {
 void Verifier::compare_with_index(const std::string& file, const std::vector<TensorInfo>& tensors) {
   const auto indexed = index_.find(file);
   if (indexed == index_.end()) return;
-  std::map<std::string_view, const TensorInfo*> by_name;
-  for (const TensorInfo& tensor : tensors) by_name.emplace(tensor.name, &tensor);
+  std::map<std::pair<std::string_view, std::uint64_t>, const TensorInfo*> by_place;
+  for (const TensorInfo& tensor : tensors)
+    by_place.emplace(std::pair(std::string_view(tensor.name), tensor.offset), &tensor);
   for (const IndexedTensor& entry : indexed->second) {
-    const auto found = by_name.find(entry.name);
-    if (found != by_name.end() && found->second->offset == entry.offset &&
-        found->second->size_bytes == entry.size_bytes)
-      continue;
+    const auto found = by_place.find({entry.name, entry.offset});
+    if (found != by_place.end() && is_same(*found->second, entry)) continue;
     add(kIndexName, 0, 0, {entry.name},
         fmt::format("the index and the header of {} do not agree about this tensor", file));
   }

@@ -1,7 +1,10 @@
 #include "restore/version_contents.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <memory>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -82,32 +85,153 @@ Result<std::string> load_tree(FileSystem& fs, const std::string& path, const Fil
   return text;
 }
 
-Status add_file(FileSystem& fs, const std::string& directory, const Record& record, FileRecord promised,
-                bool local_names, VersionContents& contents) {
-  std::string path = directory + "/" + promised.name;
-  auto header = load_header(fs, path, promised, record.identity);
-  if (!header) return fail(as_damage(std::move(header).error()));
+// Tree and metadata are in the first file of a rank, and nowhere else.
+std::uint32_t tree_rank(const Manifest& manifest, const std::optional<Viewer>& viewer) {
+  return viewer && viewer->world == manifest.world ? viewer->rank : 0;
+}
 
-  const auto index = static_cast<std::uint32_t>(contents.files.size());
-  for (TensorInfo& tensor : header->tensors) {
-    if (tensor.name == kTreeTensorName) {
-      if (contents.tree.empty()) {
-        SW_ASSIGN(contents.tree, load_tree(fs, path, promised, tensor));
-      }
-      continue;
-    }
-    tensor.file = index;
-    if (local_names) {
-      tensor.name = local_name(record.identity.rank, tensor.name);
-      if (!tensor.alias_of.empty()) tensor.alias_of = local_name(record.identity.rank, tensor.alias_of);
-    }
-    contents.tensors.push_back(std::move(tensor));
+Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& promised, ParsedHeader& header,
+                 VersionContents& contents) {
+  const auto stored = std::ranges::find(header.tensors, kTreeTensorName, &TensorInfo::name);
+  if (stored != header.tensors.end()) {
+    SW_ASSIGN(contents.tree, load_tree(fs, path, promised, *stored));
+  } else {
+    contents.tree = std::move(header.tree);
   }
-  if (contents.tree.empty()) contents.tree = std::move(header->tree);
-  contents.metadata.merge(header->metadata);
-  contents.files.push_back({promised.name, record.identity.rank, promised.size_bytes});
-  contents.data.push_back({std::move(path), promised.size_bytes, std::move(promised.block_digests)});
+  contents.metadata = std::move(header.metadata);
   return {};
+}
+
+// Files, tensors, tree and metadata of a version, by the headers of all its files.
+class HeaderReader {
+ public:
+  HeaderReader(FileSystem& fs, std::string directory, const std::optional<Viewer>& viewer, VersionContents& contents)
+      : fs_(fs), directory_(std::move(directory)), viewer_(viewer), contents_(contents) {}
+
+  Status read() {
+    const Manifest& manifest = contents_.manifest;
+    std::uint64_t total_bytes = 0;
+    for (const RecordReference& reference : manifest.records) {
+      SW_ASSIGN(Record record, load_record(fs_, directory_, manifest, reference));
+      const bool tree_wanted = record.identity.rank == tree_rank(manifest, viewer_);
+      for (FileRecord& file : record.files) {
+        total_bytes += file.size_bytes;
+        SW_TRY(add_file(record.identity, std::move(file), tree_wanted));
+      }
+    }
+    if (total_bytes != manifest.size_bytes)
+      return fail(ErrorKind::kCorrupt,
+                  fmt::format("the records promise {} bytes, the manifest {}", total_bytes, manifest.size_bytes),
+                  directory_ + "/" + kManifestName);
+    return join_boxes();
+  }
+
+ private:
+  Status add_file(const StreamIdentity& identity, FileRecord promised, bool tree_wanted) {
+    std::string path = directory_ + "/" + promised.name;
+    auto header = load_header(fs_, path, promised, identity);
+    if (!header) return fail(as_damage(std::move(header).error()));
+    if (tree_wanted && promised.name == data_file(identity.rank, 0))
+      SW_TRY(take_tree(fs_, path, promised, *header, contents_));
+    for (TensorInfo& tensor : header->tensors) {
+      if (tensor.name != kTreeTensorName) add_tensor(identity, std::move(tensor));
+    }
+    contents_.files.push_back({promised.name, identity.rank, promised.size_bytes});
+    contents_.data.push_back({std::move(path), promised.size_bytes, std::move(promised.block_digests)});
+    return {};
+  }
+
+  void add_tensor(const StreamIdentity& identity, TensorInfo tensor) {
+    tensor.file = static_cast<std::uint32_t>(contents_.files.size());
+    for (StoredBox& box : tensor.boxes) box.file = tensor.file;
+    const bool local = tensor.boxes.empty();
+    const bool own = viewer_ && viewer_->world == identity.world && viewer_->rank == identity.rank;
+    contents_.left_out |= local && viewer_ && viewer_->world != identity.world;
+    if (local && viewer_ && !own) return;
+    if (local && !viewer_ && identity.world > 1) {
+      tensor.name = local_name(identity.rank, tensor.name);
+      if (!tensor.alias_of.empty()) tensor.alias_of = local_name(identity.rank, tensor.alias_of);
+    }
+    contents_.tensors.push_back(std::move(tensor));
+  }
+
+  // Each header has the boxes of its own file.
+  Status join_boxes() {
+    std::vector<TensorInfo>& tensors = contents_.tensors;
+    std::ranges::sort(tensors, {},
+                      [](const TensorInfo& tensor) { return std::pair(std::string_view(tensor.name), tensor.file); });
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      TensorInfo* const same = kept > 0 && tensors[kept - 1].name == tensors[i].name ? &tensors[kept - 1] : nullptr;
+      if (same != nullptr && !same->boxes.empty() && !tensors[i].boxes.empty() && same->dtype == tensors[i].dtype &&
+          same->shape == tensors[i].shape && same->alias_of == tensors[i].alias_of) {
+        std::ranges::move(tensors[i].boxes, std::back_inserter(same->boxes));
+        continue;
+      }
+      if (kept != i) tensors[kept] = std::move(tensors[i]);
+      ++kept;
+    }
+    tensors.resize(kept);
+    for (TensorInfo& tensor : tensors) {
+      if (!tensor.boxes.empty() && !settle_boxes(tensor))
+        return fail(ErrorKind::kCorrupt, fmt::format("tensor '{}' has more than 2^63 bytes", tensor.name), directory_);
+    }
+    return check_unique(tensors, contents_.files, directory_);
+  }
+
+  FileSystem& fs_;
+  const std::string directory_;
+  const std::optional<Viewer>& viewer_;
+  VersionContents& contents_;
+};
+
+// Of a version of one rank only its headers tell which tensors are boxes of global ones.
+Result<std::set<std::string, std::less<>>> global_names(FileSystem& fs, const std::string& directory,
+                                                        const Record& record) {
+  std::set<std::string, std::less<>> names;
+  for (const FileRecord& file : record.files) {
+    auto header = load_header(fs, directory + "/" + file.name, file, record.identity);
+    if (!header) return fail(as_damage(std::move(header).error()));
+    for (const TensorInfo& tensor : header->tensors)
+      if (!tensor.boxes.empty()) names.insert(tensor.name);
+  }
+  return names;
+}
+
+Status load_by_index(FileSystem& fs, const std::string& directory, std::string_view index_text,
+                     const std::optional<Viewer>& viewer, VersionContents& contents) {
+  const Manifest& manifest = contents.manifest;
+  const std::string path = fmt::format("{}/{}", directory, kIndexName);
+  SW_ASSIGN(std::vector<IndexEntry> entries, parse_index(index_text, path));
+
+  const std::uint32_t rank = tree_rank(manifest, viewer);
+  SW_ASSIGN(const Record record, load_record(fs, directory, manifest, manifest.records[rank]));
+  std::set<std::string, std::less<>> globals;
+  if (manifest.world == 1 && viewer && viewer->world != 1) {
+    SW_ASSIGN(globals, global_names(fs, directory, record));
+    for (const IndexEntry& entry : entries)  // a global tensor without elements is in no file
+      if (entry.shards.empty() && entry.alias_of.empty()) globals.insert(entry.name);
+  }
+  const auto is_global = [&](std::string_view name) { return globals.contains(name); };
+  SW_ASSIGN(IndexView view, view_index(std::move(entries), manifest.world, viewer, is_global, path));
+  contents.files = std::move(view.files);
+  contents.tensors = std::move(view.tensors);
+  contents.left_out = view.left_out;
+  for (const FileInfoOnTier& file : contents.files)
+    contents.data.push_back({directory + "/" + file.name, file.size_bytes, {}, false});
+
+  for (const FileRecord& file : record.files) {
+    if (file.name != data_file(rank, 0)) continue;
+    const std::string first = directory + "/" + file.name;
+    auto header = load_header(fs, first, file, record.identity);
+    if (!header) return fail(as_damage(std::move(header).error()));
+    SW_TRY(take_tree(fs, first, file, *header, contents));
+  }
+  return {};
+}
+
+bool has_feature(const Manifest& manifest, std::string_view feature) {
+  return std::ranges::find(manifest.required_features, feature) != manifest.required_features.end();
 }
 
 }  // namespace
@@ -155,7 +279,7 @@ Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const 
 }
 
 Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
-                                     std::optional<std::uint32_t> rank) {
+                                     const std::optional<Viewer>& viewer) {
   const std::string directory = root + "/" + version_directory(version);
   VersionContents contents;
   SW_ASSIGN(contents.manifest, read_manifest(fs, root, version));
@@ -164,29 +288,41 @@ Result<VersionContents> load_version(FileSystem& fs, const std::string& root, co
     return fail(ErrorKind::kAborted, fmt::format("this version was given up when it was written: {}", manifest.reason),
                 directory);
 
-  std::uint64_t total_bytes = 0;
-  const bool local_names = manifest.world > 1 && !rank;
-  for (const RecordReference& reference : manifest.records) {
-    if (rank && reference.rank != *rank) continue;
-    SW_ASSIGN(Record record, load_record(fs, directory, manifest, reference));
-    for (FileRecord& file : record.files) {
-      total_bytes += file.size_bytes;
-      SW_TRY(add_file(fs, directory, record, std::move(file), local_names, contents));
+  if (manifest.world > 1 || has_feature(manifest, kGlobalTensorsFeature)) {
+    auto index_text = read_index(fs, directory, manifest);
+    if (index_text) {
+      SW_TRY(load_by_index(fs, directory, *index_text, viewer, contents));
+      return contents;
     }
+    contents.trouble = fmt::format("the headers of all files were read, because the index cannot be used: {}",
+                                   index_text.error().to_string());
   }
-  if (!rank && total_bytes != manifest.size_bytes)
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("the records promise {} bytes, the manifest {}", total_bytes, manifest.size_bytes),
-                directory + "/" + kManifestName);
-
-  std::ranges::sort(contents.tensors, {}, &TensorInfo::name);
-  const auto twice = std::ranges::adjacent_find(contents.tensors, {}, &TensorInfo::name);
-  if (twice != contents.tensors.end())
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("tensor '{}' is stored in {} and again in {}", twice->name,
-                            contents.files[twice->file].name, contents.files[std::next(twice)->file].name),
-                directory);
+  SW_TRY(HeaderReader(fs, directory, viewer, contents).read());
   return contents;
+}
+
+Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
+                     std::span<const std::uint32_t> files) {
+  for (const std::uint32_t wanted : files) {
+    if (contents.data[wanted].promised) continue;
+    const std::uint32_t rank = contents.files[wanted].rank;
+    SW_ASSIGN(Record record, load_record(fs, directory, contents.manifest, contents.manifest.records[rank]));
+    for (FileRecord& promised : record.files) {
+      const auto file = std::ranges::lower_bound(
+          contents.files, std::pair(rank, std::string_view(promised.name)), {},
+          [](const FileInfoOnTier& info) { return std::pair(info.rank, std::string_view(info.name)); });
+      if (file == contents.files.end() || file->name != promised.name) continue;
+      DataFile& data = contents.data[static_cast<std::size_t>(file - contents.files.begin())];
+      data.size_bytes = promised.size_bytes;
+      data.block_digests = std::move(promised.block_digests);
+      data.promised = true;
+    }
+    if (!contents.data[wanted].promised)
+      return fail(ErrorKind::kCorrupt,
+                  fmt::format("the index speaks of this file, but the record of rank {} does not", rank),
+                  contents.data[wanted].path);
+  }
+  return {};
 }
 
 Error damaged_or_removed(FileSystem& fs, const std::string& root, const VersionName& version, Error damage) {

@@ -1,10 +1,12 @@
-// What a committed version promises, read from manifest, records and headers, each verified before it is believed.
+// What a committed version promises, each part verified before it is believed: of one rank read from manifest, record and headers; of
+// several from manifest and index, so that a reader does not open the files of ranks whose tensors he does not want.
 // Free functions over a FileSystem; results are plain values.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +15,7 @@
 #include "commit/record.hpp"
 #include "layout/safetensors_header.hpp"
 #include "os/file_system.hpp"
+#include "restore/version_index.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/error.hpp"
 
@@ -24,6 +27,7 @@ struct DataFile {
   std::string path;
   std::uint64_t size_bytes = 0;
   std::vector<std::uint64_t> block_digests;
+  bool promised = true;  // by its record; false: that was not read yet, and size and digests are not known
 };
 
 struct VersionContents {
@@ -33,13 +37,21 @@ struct VersionContents {
   std::vector<TensorInfo> tensors;  // sorted by name, aliases included, the stored tree left out
   std::map<std::string, std::string> metadata;
   std::string tree;
+  bool left_out = false;  // as in IndexView
+  std::string trouble;    // what is not as it should be, and does not matter to this reader; empty: nothing
 };
 
-// Everything, strictly: the first thing that does not agree is the error. A missing file is kCorrupt: the manifest promised it.
-// `rank`: only that rank's part, its tensors under their own names. Without, in a version of several ranks, each tensor is called as the
-// index calls it (local_name()), and tree and metadata are those of the lowest rank that has them.
+// Strictly: the first thing that does not agree is the error. A missing file is kCorrupt: the manifest promised it.
+// Without a viewer, in a version of several ranks, each tensor is called as the index calls it, and tree and metadata are those of rank
+// 0. A viewer sees the global tensors, and if his run has as many ranks as the one that saved, his rank's own ones and its tree.
+// An index that is gone or not the one the manifest names costs time, not the version: headers say the same. `trouble` then has a
+// sentence about it.
 [[nodiscard]] Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
-                                                   std::optional<std::uint32_t> rank = {});
+                                                   const std::optional<Viewer>& viewer = {});
+
+// Reads the records of the files named, as far as that has not been done.
+[[nodiscard]] Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
+                                   std::span<const std::uint32_t> files);
 
 // One record: digest of its exact bytes against the manifest, then parsed, then step, attempt, rank, world and run compared.
 [[nodiscard]] Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "tensor/box.hpp"
+
 namespace slackwater {
 
 std::optional<std::uint64_t> packed_bytes(DType dtype, std::span<const std::int64_t> shape) {
-  std::int64_t count = 1;
-  for (const std::int64_t dimension : shape) {
-    if (dimension < 0 || __builtin_mul_overflow(count, dimension, &count)) return std::nullopt;
-  }
+  const std::optional<std::int64_t> count = volume(shape);
   std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(count, static_cast<std::int64_t>(item_bytes(dtype)), &bytes)) return std::nullopt;
+  if (!count || __builtin_mul_overflow(*count, static_cast<std::int64_t>(item_bytes(dtype)), &bytes))
+    return std::nullopt;
   return static_cast<std::uint64_t>(bytes);
 }
 

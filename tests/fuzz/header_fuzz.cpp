@@ -12,19 +12,43 @@
 namespace slackwater::fuzz {
 namespace {
 
+std::string entry_of(const TensorInfo& tensor) {
+  if (tensor.boxes.empty()) return tensor.name;
+  return entry_name(tensor.name, {tensor.boxes[0].offset, tensor.boxes[0].shape}, tensor.shape);
+}
+
+std::string stored_entry_of(TensorInfo alias) {
+  alias.name = alias.alias_of;
+  return entry_of(alias);
+}
+
+void check_box(const TensorInfo& tensor) {
+  if (tensor.boxes.empty()) {
+    require(packed_bytes(tensor.dtype, tensor.shape) == tensor.size_bytes, "the size is that of shape and dtype");
+    return;
+  }
+  require(tensor.boxes.size() == 1, "an entry is one box");
+  const StoredBox& box = tensor.boxes[0];
+  require(fits({box.offset, box.shape}, tensor.shape), "a box lies in its tensor");
+  require(packed_bytes(tensor.dtype, box.shape) == tensor.size_bytes && box.size_bytes == tensor.size_bytes,
+          "the size is that of the box");
+  require(box.file_offset == tensor.offset, "a box lies where its entry does");
+  require(packed_bytes(tensor.dtype, tensor.shape).has_value(), "the whole has a size");
+}
+
 void check_tensors(const ParsedHeader& header, std::uint64_t file_size) {
   std::uint64_t stored_bytes = 0;
-  std::map<std::string, const TensorInfo*> by_name;
+  std::map<std::string, const TensorInfo*> by_name;  // of an entry
   for (const TensorInfo& tensor : header.tensors) {
-    require(by_name.emplace(tensor.name, &tensor).second, "names are unique");
+    require(by_name.emplace(entry_of(tensor), &tensor).second, "entries are unique");
     require(tensor.offset >= header.data_offset && tensor.offset <= file_size, "a tensor begins in the data");
     require(tensor.size_bytes <= file_size - tensor.offset, "a tensor ends in the file");
-    require(packed_bytes(tensor.dtype, tensor.shape) == tensor.size_bytes, "the size is that of shape and dtype");
+    check_box(tensor);
     if (tensor.alias_of.empty()) stored_bytes += tensor.size_bytes;
   }
   for (const TensorInfo& tensor : header.tensors) {
     if (tensor.alias_of.empty()) continue;
-    const auto stored = by_name.find(tensor.alias_of);
+    const auto stored = by_name.find(stored_entry_of(tensor));
     require(stored != by_name.end() && stored->second->alias_of.empty(), "an alias leads to a stored tensor");
     require(stored->second->offset == tensor.offset && stored->second->shape == tensor.shape, "an alias is the same");
   }
@@ -37,10 +61,14 @@ void check_round_trip(const ParsedHeader& header, std::uint64_t data_bytes) {
   writer.set_metadata(header.metadata);
   for (const TensorInfo& tensor : header.tensors) {
     const std::uint64_t begin = tensor.offset - header.data_offset;
+    const std::string entry = entry_of(tensor);
     if (tensor.alias_of.empty())
-      writer.add_tensor(tensor.name, tensor.dtype, tensor.shape, begin, begin + tensor.size_bytes);
+      writer.add_tensor(entry, tensor.dtype, tensor.boxes.empty() ? tensor.shape : tensor.boxes[0].shape, begin,
+                        begin + tensor.size_bytes);
     else
-      writer.add_alias(tensor.name, tensor.alias_of);
+      writer.add_alias(entry, stored_entry_of(tensor));
+    if (!tensor.boxes.empty())
+      writer.add_shard(entry, tensor.name, {.global_shape = tensor.shape, .offset = tensor.boxes[0].offset});
   }
   const std::string text = writer.finish();
   const auto again = parse_header(std::string_view(text).substr(8), text.size() + data_bytes, "again");
@@ -53,7 +81,8 @@ void check_round_trip(const ParsedHeader& header, std::uint64_t data_bytes) {
     const TensorInfo& a = header.tensors[i];
     const TensorInfo& b = again->tensors[i];
     require(a.name == b.name && a.dtype == b.dtype && a.shape == b.shape && a.alias_of == b.alias_of &&
-                a.offset - header.data_offset == b.offset - again->data_offset && a.size_bytes == b.size_bytes,
+                a.offset - header.data_offset == b.offset - again->data_offset && a.size_bytes == b.size_bytes &&
+                entry_of(a) == entry_of(b),
             "a tensor survives");
   }
 }

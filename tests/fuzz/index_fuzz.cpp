@@ -5,6 +5,7 @@
 #include "commit/index.hpp"
 #include "commit/names.hpp"
 #include "fuzz.hpp"
+#include "tensor/box.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater::fuzz {
@@ -26,7 +27,8 @@ void check(const std::vector<IndexEntry>& entries) {
   std::set<std::string> stored, all;
   for (const IndexEntry& entry : entries) {
     require(all.insert(entry.name).second, "names are unique");
-    require(entry.alias_of.empty() != entry.shards.empty(), "a tensor is stored or tied");
+    require(entry.alias_of.empty() || entry.shards.empty(), "a tensor is stored or tied");
+    require(!entry.alias_of.empty() || !entry.shards.empty() || volume(entry.shape) == 0, "a tensor is stored or tied");
     if (entry.alias_of.empty()) stored.insert(entry.name);
     for (const IndexShard& shard : entry.shards) check_shard(entry, shard);
   }

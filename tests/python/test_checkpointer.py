@@ -231,7 +231,7 @@ def test_signature_has_every_option_of_the_engine() -> None:
     parameters = inspect.signature(sw.Checkpointer).parameters
     table = {row["name"] for row in _core.option_table()}
     assert table <= set(parameters)
-    own = {"path", "tiers", "every", "on_error", "allow_pickle"}
+    own = {"path", "tiers", "every", "on_error", "allow_pickle", "coordinator"}
     assert set(parameters) == table | own
 
 

@@ -205,8 +205,8 @@ def decode_or_refuse(text: str | bytes) -> None:
     except sw.Error as error:
         assert len(str(error)) < 5000
     contents: Any = types.SimpleNamespace(
-        tree=text, version=types.SimpleNamespace(step=1),
-        tensors=[types.SimpleNamespace(name="w", shape=(2,), dtype="float32", alias_of="")],
+        tree=text, version=types.SimpleNamespace(step=1, world=1),
+        tensors=[types.SimpleNamespace(name="w", shape=(2,), dtype="float32", alias_of="", is_global=False)],
     )  # fmt: skip
     model = torch.nn.Linear(1, 1, bias=False)
     target = {"x": 0, "v": [torch.zeros(2)], "m": model, "o": torch.optim.SGD(model.parameters(), lr=0.1)}

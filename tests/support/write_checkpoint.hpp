@@ -60,6 +60,36 @@ inline State state_of(const std::vector<OwnedTensor>& tensors, std::string tree 
   return state;
 }
 
+// Fills one file of a layout with the bytes of the state.
+inline FileRecord write_part(const std::string& directory, const StreamLayout& part, const State& state) {
+  std::string bytes = part.header();
+  bytes.resize(part.size_bytes());
+  const std::unique_ptr<Device> host = make_host_device();
+  for (const Extent& extent : part.extents()) {
+    if (extent.tensor == kTreeSource) {
+      bytes.replace(extent.offset, extent.size_bytes, state.tree);
+      continue;
+    }
+    const Tensor& tensor = state.tensors[extent.tensor];
+    const StridedMemory memory{static_cast<std::byte*>(const_cast<void*>(tensor.data)), item_bytes(tensor.dtype),
+                               tensor.shape, tensor.strides};
+    const CopyPiece piece{&memory, 0, extent.size_bytes, reinterpret_cast<std::byte*>(bytes.data()) + extent.offset};
+    if (extent.size_bytes > 0) must(host->copy_to_host({&piece, 1}));
+  }
+  FileRecord record{.name = part.file_name(),
+                    .size_bytes = part.size_bytes(),
+                    .tensor_count = part.extents().size(),
+                    .block_digests = {}};
+  const auto all = std::as_bytes(std::span(bytes));
+  for (std::uint64_t at = 0; at < all.size(); at += kBlockBytes)
+    record.block_digests.push_back(digest64(all.subspan(at, std::min<std::uint64_t>(kBlockBytes, all.size() - at))));
+  std::ofstream file(directory + "/" + part.file_name(), std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  if (!file) throw std::runtime_error("cannot write " + part.file_name());
+  return record;
+}
+
 class CheckpointWriter {
  public:
   // Claims an attempt that adopts everything that counts in `root`.
@@ -100,35 +130,6 @@ class CheckpointWriter {
   [[nodiscard]] const Attempt& attempt() const { return attempt_; }
 
  private:
-  FileRecord write_part(const std::string& directory, const StreamLayout& part, const State& state) const {
-    std::string bytes = part.header();
-    bytes.resize(part.size_bytes());
-    const std::unique_ptr<Device> host = make_host_device();
-    for (const Extent& extent : part.extents()) {
-      if (extent.tensor == kTreeSource) {
-        bytes.replace(extent.offset, extent.size_bytes, state.tree);
-        continue;
-      }
-      const Tensor& tensor = state.tensors[extent.tensor];
-      const StridedMemory memory{static_cast<std::byte*>(const_cast<void*>(tensor.data)), item_bytes(tensor.dtype),
-                                 tensor.shape, tensor.strides};
-      const CopyPiece piece{&memory, 0, extent.size_bytes, reinterpret_cast<std::byte*>(bytes.data()) + extent.offset};
-      if (extent.size_bytes > 0) must(host->copy_to_host({&piece, 1}));
-    }
-    FileRecord record{.name = part.file_name(),
-                      .size_bytes = part.size_bytes(),
-                      .tensor_count = part.extents().size(),
-                      .block_digests = {}};
-    const auto all = std::as_bytes(std::span(bytes));
-    for (std::uint64_t at = 0; at < all.size(); at += kBlockBytes)
-      record.block_digests.push_back(digest64(all.subspan(at, std::min<std::uint64_t>(kBlockBytes, all.size() - at))));
-    std::ofstream file(directory + "/" + part.file_name(), std::ios::binary);
-    file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    file.close();
-    if (!file) throw std::runtime_error("cannot write " + part.file_name());
-    return record;
-  }
-
   static std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layout) {
     std::vector<IndexEntry> entries;
     for (const StreamLayout& part : layout.parts) {

@@ -123,3 +123,7 @@ def empty(dtype: str, shape: tuple[int, ...], name: str) -> Any:
         raise UnsupportedError(
             f"'{name}' has dtype {dtype}, which NumPy lacks; import torch (or install ml_dtypes) before reading it"
         ) from error
+
+
+def copy_into(target: Any, source: Any) -> None:
+    target[...] = source.astype(target.dtype, copy=False)

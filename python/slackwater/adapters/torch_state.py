@@ -10,8 +10,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..boxes import Box
 from ..errors import UnsupportedError
 from ..memory import SIZES, Memory, unknown_dtype
+from .torch_ranks import ddp_parameters, dtensor_like, is_distributed, is_dtensor, replicated_state
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -35,23 +37,33 @@ _HARMLESS_LOADERS = (_NormBase._load_from_state_dict, _InstanceNorm._load_from_s
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether the bytes lie in other tensors, which ``inner_tensors`` gives."""
-    return type(tensor) not in PLAIN_TYPES and (_is_dtensor(tensor) or is_traceable_wrapper_subclass(tensor))
+    """Whether the bytes lie in other tensors: the local one of a DTensor, or those that ``inner_tensors`` gives."""
+    return is_dtensor(tensor) or is_subclass(tensor)
 
 
-def inner_tensors(tensor: Any, name: str) -> list[tuple[str, Tensor]]:
-    """Of a wrapper subclass: [(attribute, tensor), ...]. A DTensor stands for its local tensor, under no attribute."""
-    if _is_dtensor(tensor):
-        ranks = tensor.device_mesh.size()
-        if ranks != 1:
-            raise UnsupportedError(f"'{name}' is a DTensor over {ranks} ranks; this version saves states of one rank")
-        return [("", tensor._local_tensor)]
+def is_subclass(tensor: Tensor) -> bool:
+    return type(tensor) not in PLAIN_TYPES and not is_dtensor(tensor) and is_traceable_wrapper_subclass(tensor)
+
+
+def inner_tensors(tensor: Any) -> list[tuple[str, Tensor]]:
+    """Of a wrapper subclass other than DTensor: [(attribute, tensor), ...]."""
     attributes, _ = tensor.__tensor_flatten__()
     return [(attribute, getattr(tensor, attribute)) for attribute in attributes]
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
-    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+def parts(local: Tensor, boxes: Sequence[Box], name: str) -> list[tuple[Box, Tensor]]:
+    """Each box with the part of the local tensor that holds it."""
+    if is_wrapper(local):
+        raise UnsupportedError(
+            f"'{name}' is a DTensor of {type(local).__qualname__}; save an ordinary tensor of each rank instead"
+        )
+    if len(boxes) == 1:
+        return [(boxes[0], local)]
+    local = local.detach()
+    return [
+        (box, local[tuple(slice(start, start + size) for start, size in zip(box.start, box.shape, strict=True))])
+        for box in boxes
+    ]
 
 
 def capture(
@@ -182,13 +194,23 @@ def must_be_copied_into(tensor: Tensor) -> bool:
 
 def empty(dtype: str, shape: Sequence[int], like: Tensor | None = None, device: Any = None) -> Tensor:
     """A new tensor; ``like`` gives device and order of strides where the shape is the same."""
-    if dtype not in _DTYPES:
-        raise UnsupportedError(f"this PyTorch ({torch.__version__}) has no dtype {dtype}")
+    kind = _known_dtype(dtype)
     if like is not None and tuple(like.shape) == tuple(shape) and not is_wrapper(like):
-        return torch.empty_like(like, dtype=_DTYPES[dtype], device=device, requires_grad=False).detach()
+        return torch.empty_like(like, dtype=kind, device=device, requires_grad=False).detach()
     if device is None and like is not None:
         device = like.device
-    return torch.empty(tuple(shape), dtype=_DTYPES[dtype], device=device)
+    return torch.empty(tuple(shape), dtype=kind, device=device)
+
+
+def empty_dtensor(dtype: str, like: Tensor, device: Any = None) -> Tensor:
+    """A new DTensor that lies on the ranks as ``like`` does."""
+    return dtensor_like(like, _known_dtype(dtype), device)
+
+
+def _known_dtype(dtype: str) -> Any:
+    if dtype not in _DTYPES:
+        raise UnsupportedError(f"this PyTorch ({torch.__version__}) has no dtype {dtype}")
+    return _DTYPES[dtype]
 
 
 def copy_into(target: Tensor, source: Tensor) -> None:

@@ -11,8 +11,10 @@
 #include <nlohmann/json.hpp>
 
 #include "commit/names.hpp"
+#include "support/global_tensor.hpp"
 #include "support/temp_dir.hpp"
 #include "support/write_checkpoint.hpp"
+#include "support/write_ranks.hpp"
 
 namespace slackwater {
 namespace {
@@ -216,6 +218,39 @@ TEST_F(CliTest, ShowsAsJsonWithStableKeys) {
   const json some = run_json({"show", "--json", root_, "optim.*"});
   EXPECT_EQ(some["tensors"].size(), 1u);
   EXPECT_TRUE(some["tree"].is_null());
+}
+
+TEST_F(CliTest, ShowsInHowManyBoxesATensorLiesAndVerifiesThoseOfAllRanks) {
+  const test::GlobalTensor tensor{OwnedTensor::random("w", DType::kF32, {6, 1000})};
+  test::RankStates ranks(3);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    ranks.add_box(rank, tensor, {{2 * rank, 0}, {2, 1000}});
+    ranks.add_local(rank, OwnedTensor::random("rng", DType::kU8, {16}, rank));
+  }
+  const std::string path = test::RanksWriter(root_, 3).write(1, ranks.states(), {}, {"rng"});
+
+  const Outcome shown = run({"show", root_});
+  EXPECT_EQ(shown.code, 0) << shown.err;
+  EXPECT_THAT(shown.out, HasSubstr("w (3 boxes on ranks 0 to 2)"));
+  EXPECT_THAT(shown.out, HasSubstr("rank-00001/rng"));
+  EXPECT_THAT(shown.out, HasSubstr("tree of rank 0"));
+  const json shown_json = run_json({"show", root_, "--json"});
+  const json& last = shown_json["tensors"].back();
+  EXPECT_EQ(last["name"], "w");
+  EXPECT_EQ(last["size_bytes"], 24000);
+  EXPECT_TRUE(last["file"].is_null());
+  ASSERT_EQ(last["boxes"].size(), 3u);
+  EXPECT_EQ(last["boxes"][1]["offset"], json::array({2, 0}));
+  EXPECT_EQ(last["boxes"][1]["file"], "rank-00001.safetensors");
+  EXPECT_EQ(shown_json["rank_local_values"], json::array({"rng"}));
+  EXPECT_EQ(shown_json["files"].size(), 3u);
+
+  const std::string file = path + "/rank-00002.safetensors";
+  EXPECT_EQ(run_json({"verify", root_, "--json"})["versions"][0]["bytes_read"], 3 * stdfs::file_size(file));
+  test::flip_bit(file, stdfs::file_size(file) - 20, 1);
+  const json damages = run_json({"verify", root_, "--json"}, 1)["versions"][0]["damages"];
+  EXPECT_EQ(damages[0]["file"], "rank-00002.safetensors");
+  EXPECT_THAT(damages[0]["tensors"].dump(), HasSubstr("\"w\""));
 }
 
 TEST_F(CliTest, KeepsATreeThatIsNotJsonApart) {

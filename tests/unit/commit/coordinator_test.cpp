@@ -1,13 +1,15 @@
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include <gtest/gtest.h>
 
-#include "commit/ballot.hpp"
+#include "base/digest.hpp"
 #include "commit/directory_coordinator.hpp"
-#include "commit/index.hpp"
 #include "commit/names.hpp"
+#include "commit/store_coordinator.hpp"
+#include "support/memory_store.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -15,17 +17,65 @@ namespace {
 
 using std::chrono::milliseconds;
 
-class CoordinatorTest : public ::testing::Test {
- protected:
-  CoordinatorTest() { std::filesystem::create_directory(control()); }
+// What carries the messages, and how a test reaches past the coordinator to what lies there.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  virtual std::unique_ptr<Coordinator> make(const Clock& clock) = 0;
+  // The message of rank 0 of session "run-0".
+  virtual std::string text(const Topic& topic) = 0;
+  virtual void put(const Topic& topic, const std::string& text) = 0;
+  virtual bool holds_session(const std::string& id) = 0;
+};
 
-  [[nodiscard]] std::string control() const { return temp_ / kControlDirectory; }
-  [[nodiscard]] Patience within(int ms) const { return {clock_.now() + milliseconds(ms), {}}; }
-  std::unique_ptr<DirectoryCoordinator> make() {
-    return std::make_unique<DirectoryCoordinator>(*fs_, clock_, temp_.path());
+class DirectoryCarrier final : public Carrier {
+ public:
+  DirectoryCarrier() { std::filesystem::create_directory(control()); }
+  std::unique_ptr<Coordinator> make(const Clock& clock) override {
+    return std::make_unique<DirectoryCoordinator>(*fs_, clock, temp_.path());
   }
+  std::string text(const Topic& topic) override {
+    std::ifstream file(path(topic));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  void put(const Topic& topic, const std::string& text) override { std::ofstream(path(topic)) << text; }
+  bool holds_session(const std::string& id) override { return std::filesystem::exists(control() + "/session-" + id); }
+
+ private:
+  [[nodiscard]] std::string control() const { return temp_ / kControlDirectory; }
+  [[nodiscard]] std::string path(const Topic& topic) const {
+    return control() + "/session-run-0/" + topic.box + "/" + std::to_string(topic.attempt) + "." +
+           std::to_string(topic.step) + ".0";
+  }
+  TempDir temp_{TempDir::in_memory()};
+  std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
+};
+
+class StoreCarrier final : public Carrier {
+ public:
+  std::unique_ptr<Coordinator> make(const Clock& clock) override {
+    return std::make_unique<StoreCoordinator>(store, clock, "/runs/gpt");
+  }
+  std::string text(const Topic& topic) override { return store.values()[key(topic)]; }
+  void put(const Topic& topic, const std::string& text) override { ASSERT_TRUE(store.set(key(topic), text)); }
+  bool holds_session(const std::string& id) override {
+    return std::ranges::any_of(store.values(), [&](const auto& each) { return each.first.contains("/" + id + "/"); });
+  }
+  MemoryStore store;
+
+ private:
+  static std::string key(const Topic& topic) {
+    return "slackwater/" + to_hex(digest128("/runs/gpt")) + "/run-0/" + topic.box + "/" +
+           std::to_string(topic.attempt) + "." + std::to_string(topic.step) + ".0";
+  }
+};
+
+class CoordinatorTest : public ::testing::TestWithParam<bool> {
+ protected:
+  [[nodiscard]] Patience within(int ms) const { return {clock_.now() + milliseconds(ms), {}}; }
+  std::unique_ptr<Coordinator> make() { return carrier_->make(clock_); }
   // Rank 0 and rank 1 of a run of two, gathered.
-  void gather(DirectoryCoordinator& leader, DirectoryCoordinator& member, const std::string& ids) {
+  void gather(Coordinator& leader, Coordinator& member, const std::string& ids) {
     std::jthread other([&] {
       const auto members = member.gather({1, 2, ids + "-1"}, within(20'000));
       ASSERT_TRUE(members) << members.error().to_string();
@@ -35,7 +85,7 @@ class CoordinatorTest : public ::testing::Test {
     ASSERT_TRUE(members) << members.error().to_string();
   }
   // What rank 1 hears of rank 0 about the topic.
-  static Json heard(DirectoryCoordinator& coordinator, const Topic& topic, const Patience& patience) {
+  static Json heard(Coordinator& coordinator, const Topic& topic, const Patience& patience) {
     Json said;
     const auto all = coordinator.await(topic, {0}, patience, [&](std::uint32_t, const Json& body) {
       said = body;
@@ -45,12 +95,15 @@ class CoordinatorTest : public ::testing::Test {
     return said;
   }
 
-  TempDir temp_{TempDir::in_memory()};
-  std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
   SystemClock clock_;
+  std::unique_ptr<Carrier> carrier_ =
+      GetParam() ? std::unique_ptr<Carrier>(std::make_unique<StoreCarrier>()) : std::make_unique<DirectoryCarrier>();
 };
 
-TEST_F(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
+INSTANTIATE_TEST_SUITE_P(Carriers, CoordinatorTest, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "Store" : "Directory"; });
+
+TEST_P(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   const Topic topic{"outcomes", 7, 42};
@@ -62,7 +115,7 @@ TEST_F(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
   EXPECT_TRUE(heard(*member, topic, within(20)).is_null());
 }
 
-TEST_F(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
+TEST_P(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   for (const std::uint64_t step : {1, 2, 3}) ASSERT_TRUE(leader->publish({"outcomes", 7, step}, 0, {{"step", step}}));
@@ -71,41 +124,43 @@ TEST_F(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
   EXPECT_EQ(heard(*member, {"outcomes", 7, 3}, within(20'000))["step"], 3);
 }
 
-TEST_F(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
+TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnownWhereMessagesCanBeListed) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   using Steps = std::map<std::uint32_t, std::uint64_t>;
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), Steps());
   for (const std::uint64_t step : {9, 10}) ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Json::object()));
   ASSERT_TRUE(member->publish({"votes-g0000", 6, 99}, 1, Json::object()));
-  EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), (Steps{{1, 10}}));
+  EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), GetParam() ? Steps() : (Steps{{1, 10}}));
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0}), Steps());
 }
 
-TEST_F(CoordinatorTest, ADamagedOrMisplacedMessageIsNotHeard) {
+TEST_P(CoordinatorTest, ADamagedOrMisplacedMessageIsNotHeard) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   ASSERT_TRUE(leader->publish({"outcomes", 7, 1}, 0, {{"step", 1}}));
-  const std::string box = control() + "/session-run-0/outcomes";
-  std::filesystem::copy_file(box + "/7.1.0", box + "/7.2.0");
-  std::ofstream(box + "/7.3.0") << "{\"body\":{}}";
+  const std::string text = carrier_->text({"outcomes", 7, 1});
+  ASSERT_NE(text.find("\"digest\""), std::string::npos);
+  carrier_->put({"outcomes", 7, 2}, text);
+  carrier_->put({"outcomes", 7, 3}, text.substr(0, text.size() / 2));
   EXPECT_TRUE(heard(*member, {"outcomes", 7, 2}, within(20)).is_null());
   EXPECT_TRUE(heard(*member, {"outcomes", 7, 3}, within(20)).is_null());
 }
 
-TEST_F(CoordinatorTest, SessionsOfEarlierStartsAreRemovedAndTheirMembersAreTold) {
+TEST_P(CoordinatorTest, SessionsOfEarlierStartsAreRemovedAndTheirMembersAreTold) {
   auto leader = make(), zombie = make();
   gather(*leader, *zombie, "old");
+  EXPECT_TRUE(carrier_->holds_session("old-0"));
   auto next_leader = make(), next_member = make();
   gather(*next_leader, *next_member, "new");
-  EXPECT_FALSE(std::filesystem::exists(control() + "/session-old-0"));
+  EXPECT_FALSE(carrier_->holds_session("old-0"));
   EXPECT_EQ(zombie->publish({"votes-g0000", 1, 1}, 1, Json::object()).error().kind, ErrorKind::kAborted);
   const auto waited =
       zombie->await({"outcomes", 1, 1}, {0}, within(20'000), [](std::uint32_t, const Json&) { return true; });
   EXPECT_EQ(waited.error().kind, ErrorKind::kAborted);
 }
 
-TEST_F(CoordinatorTest, RanksOfAnotherWorldAreRefused) {
+TEST_P(CoordinatorTest, RanksOfAnotherWorldAreRefused) {
   auto leader = make(), member = make();
   std::jthread other([&] {  // and told so: it need not wait until its time is up
     const auto refused = member->gather({1, 3, "b"}, within(600'000));
@@ -117,7 +172,7 @@ TEST_F(CoordinatorTest, RanksOfAnotherWorldAreRefused) {
   EXPECT_EQ(gathered.error().kind, ErrorKind::kMismatch);
 }
 
-TEST_F(CoordinatorTest, AWaitEndsWhenItIsToldTo) {
+TEST_P(CoordinatorTest, AWaitEndsWhenItIsToldTo) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   std::stop_source stop;
@@ -127,42 +182,172 @@ TEST_F(CoordinatorTest, AWaitEndsWhenItIsToldTo) {
   EXPECT_EQ(waited.error().kind, ErrorKind::kClosed);
 }
 
+TEST_P(CoordinatorTest, ARankThatStartsAgainAloneIsNotTakenIn) {
+  auto leader = make(), member = make(), again = make();
+  gather(*leader, *member, "run");
+  const auto refused = again->gather({1, 2, "another"}, within(50));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("restart all ranks together"), std::string::npos) << refused.error().message;
+  ASSERT_TRUE(leader->publish({"outcomes", 1, 1}, 0, {{"step", 1}}));
+  EXPECT_EQ(heard(*member, {"outcomes", 1, 1}, within(20'000))["step"], 1);
+}
+
+TEST_P(CoordinatorTest, GatheringGoesOnWhereATimeOutLeftIt) {
+  auto leader = make(), member = make();
+  const auto early = leader->gather({0, 2, "run-0"}, within(5));
+  ASSERT_FALSE(early);
+  EXPECT_EQ(early.error().kind, ErrorKind::kTimeout);
+  EXPECT_NE(early.error().message.find("rank 1 of 2"), std::string::npos) << early.error().message;
+  gather(*leader, *member, "run");
+}
+
+class StoreCoordinatorTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] Patience within(int ms) const { return {clock_.now() + milliseconds(ms), {}}; }
+  std::vector<std::unique_ptr<StoreCoordinator>> gather(std::uint32_t world, const std::string& ids) {
+    std::vector<std::unique_ptr<StoreCoordinator>> ranks;
+    for (std::uint32_t rank = 0; rank < world; ++rank)
+      ranks.push_back(std::make_unique<StoreCoordinator>(store_, clock_, "/runs/gpt"));
+    std::vector<std::jthread> threads;
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto members = ranks[rank]->gather({rank, world, ids + std::to_string(rank)}, within(20'000));
+        EXPECT_TRUE(members) << members.error().to_string();
+      });
+    }
+    return ranks;
+  }
+  static bool ignore(std::uint32_t, const Json&) { return true; }
+
+  MemoryStore store_;
+  SystemClock clock_;
+};
+
+TEST_F(StoreCoordinatorTest, AStepLeavesNothingBehindOnceTheNextHasEnded) {
+  const auto ranks = gather(3, "run");
+  std::size_t kept = 0;
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    const Topic votes{"votes-g0000", 1, step}, outcomes{"outcomes", 1, step};
+    for (const std::uint32_t rank : {1u, 2u}) ASSERT_TRUE(ranks[rank]->publish(votes, rank, {{"step", step}}));
+    ASSERT_TRUE(ranks[0]->await(votes, {1, 2}, within(20'000), ignore));
+    ASSERT_TRUE(ranks[0]->publish(outcomes, 0, {{"step", step}}));
+    ranks[0]->forget_before(votes);
+    ranks[0]->forget_before(outcomes);
+    for (const std::uint32_t rank : {1u, 2u}) {
+      ASSERT_TRUE(ranks[rank]->await(outcomes, {0}, within(20'000), ignore));
+      ranks[rank]->forget(votes, rank);
+    }
+    if (step == 1) kept = store_.values().size();
+  }
+  EXPECT_EQ(store_.values().size(), kept);
+}
+
+TEST_F(StoreCoordinatorTest, WordsThatCameTooLateGoWithTheNext) {
+  const auto ranks = gather(2, "run");
+  const std::size_t before = store_.values().size();
+  ranks[0]->forget_before({"votes", 1, 2});  // step 1 was given up without rank 1
+  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, {{"step", 1}}));
+  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 2}, 1, {{"step", 2}}));
+  ranks[1]->forget({"votes", 1, 2}, 1);
+  EXPECT_EQ(store_.values().size(), before);
+}
+
+TEST_F(StoreCoordinatorTest, TheLastToLeaveClearsEverythingAway) {
+  for (const std::uint32_t world : {2u, 5u, 130u}) {  // the last in three groups
+    const auto ranks = gather(world, "run");
+    ASSERT_TRUE(ranks[0]->publish({"restore-choices", 0, 0}, 0, Json::object()));
+    ASSERT_TRUE(ranks[1]->publish({"restore-offers", 0, 0}, 1, Json::object()));
+    for (std::uint32_t rank = 0; rank + 1 < world; ++rank) ranks[rank]->leave();
+    // The last one has not heard it yet, and still can.
+    const auto heard = ranks[world - 1]->await({"restore-choices", 0, 0}, {0}, within(20'000), ignore);
+    EXPECT_TRUE(heard && *heard);
+    ranks[world - 1]->leave();
+    EXPECT_TRUE(store_.values().empty()) << store_.values().begin()->first;
+  }
+}
+
+TEST_F(StoreCoordinatorTest, OpenedAgainTheRanksGatherAnewWhoeverComesFirst) {
+  auto first = gather(3, "first");
+  ASSERT_TRUE(first[0]->publish({"outcomes", 1, 1}, 0, {{"run", 1}}));
+  first[0]->leave();
+  first[1]->leave();
+  // Rank 2 is still in the session of before when the others come again, and then takes its key away.
+  std::vector<std::unique_ptr<StoreCoordinator>> second;
+  for (int rank = 0; rank < 3; ++rank)
+    second.push_back(std::make_unique<StoreCoordinator>(store_, clock_, "/runs/gpt"));
+  EXPECT_FALSE(second[1]->gather({1, 3, "second1"}, within(5)));
+  EXPECT_FALSE(second[0]->gather({0, 3, "second0"}, within(5)));
+  first[2]->leave();
+  std::vector<std::jthread> threads;
+  for (std::uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto members = second[rank]->gather({rank, 3, "second" + std::to_string(rank)}, within(20'000));
+      ASSERT_TRUE(members) << members.error().to_string();
+    });
+  }
+  threads.clear();
+  const auto heard = second[2]->await({"outcomes", 1, 1}, {0}, within(5), ignore);
+  EXPECT_TRUE(heard && !*heard) << "that was said in the session before";
+  for (const auto& rank : second) rank->leave();
+  EXPECT_TRUE(store_.values().empty()) << store_.values().begin()->first;
+}
+
+TEST_F(StoreCoordinatorTest, TheSessionKeyThatAnEarlierSessionTookAwayIsSetAgain) {
+  StoreCoordinator leader(store_, clock_, "/runs/gpt"), member(store_, clock_, "/runs/gpt");
+  EXPECT_FALSE(leader.gather({0, 2, "a"}, within(5)));
+  ASSERT_EQ(store_.values().size(), 1u);
+  store_.remove({store_.values().begin()->first});
+  std::jthread other([&] { EXPECT_TRUE(member.gather({1, 2, "b"}, within(20'000))); });
+  EXPECT_TRUE(leader.gather({0, 2, "a"}, within(20'000)));
+}
+
+TEST_F(StoreCoordinatorTest, LargeMessagesComeInPiecesAndGoAsOne) {
+  const auto ranks = gather(2, "run");
+  const std::size_t before = store_.values().size();
+  const std::string large(5u << 20, 'x');
+  ASSERT_TRUE(ranks[1]->publish({"reports", 1, 1}, 1, {{"index", large}}));
+  for (const auto& [key, value] : store_.values()) EXPECT_LE(value.size(), (1u << 20) + 16) << key;
+  Json heard;
+  const auto all = ranks[0]->await({"reports", 1, 1}, {1}, within(20'000), [&](std::uint32_t, const Json& body) {
+    heard = body;
+    return true;
+  });
+  ASSERT_TRUE(all && *all);
+  EXPECT_EQ(heard["index"], large);
+  ranks[0]->forget_before({"reports", 1, 2});
+  EXPECT_EQ(store_.values().size(), before);
+}
+
+TEST_F(StoreCoordinatorTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAskedAgain) {
+  const auto ranks = gather(2, "run");
+  store_.breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
+  EXPECT_EQ(ranks[1]->publish({"votes", 1, 1}, 1, Json::object()).error().message, "the job is going down");
+  EXPECT_EQ(ranks[0]->await({"votes", 1, 1}, {1}, within(20'000), ignore).error().message, "the job is going down");
+  ranks[0]->forget_before({"votes", 1, 1});  // does not mind
+  store_.breaks(Error{ErrorKind::kTimeout, "the store is slow", {}, 0, true});
+  EXPECT_EQ(ranks[0]->await({"votes", 1, 1}, {1}, within(5), ignore).error().message, "the store is slow");
+  std::jthread recovery([&] {
+    store_.breaks({});
+    EXPECT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, Json::object()));
+  });
+  const auto heard = ranks[0]->await({"votes", 1, 1}, {1}, within(20'000), ignore);
+  EXPECT_TRUE(heard && *heard);
+}
+
+TEST_F(StoreCoordinatorTest, CheckpointersOfOtherDirectoriesDoNotMix) {
+  const auto ranks = gather(2, "run");
+  StoreCoordinator other(store_, clock_, "/runs/other");
+  const auto alone = other.gather({1, 2, "other"}, within(5));
+  ASSERT_FALSE(alone);
+  EXPECT_NE(alone.error().message.find("start all ranks of the run together"), std::string::npos);
+}
+
 TEST(NameRanks, JoinsNeighboursAndCutsLongLists) {
   EXPECT_EQ(name_ranks({3}), "rank 3");
   EXPECT_EQ(name_ranks({5, 1, 4, 6, 9, 10}), "ranks 1, 4 to 6, 9, 10");
   std::vector<std::uint32_t> odd;
   for (std::uint32_t rank = 1; rank < 40; rank += 2) odd.push_back(rank);
   EXPECT_EQ(name_ranks(odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 12 more");
-}
-
-TEST(BallotTest, ComesBackAsItWasAndMergesByRank) {
-  const std::string part =
-      serialize_index({{local_name(4, "w"), DType::kU8, {2}, {}, {{{0}, {2}, data_file(4, 0), 4096, 2}}}});
-  const Ballot four{.records = {{4, record_file(4), digest128(part)}},
-                    .index_parts = {part},
-                    .size_bytes = 10,
-                    .tensor_count = 1,
-                    .failures = {}};
-  auto back = parse_ballot(to_json(four), "test");
-  ASSERT_TRUE(back) << back.error().to_string();
-  Ballot all{
-      .records = {{9, record_file(9), {}}}, .size_bytes = 5, .tensor_count = 2, .failures = {{9, "late"}, {8, "late"}}};
-  merge(all, std::move(*back));
-  ASSERT_EQ(all.records.size(), 2u);
-  EXPECT_EQ(all.records[0].rank, 4u);
-  EXPECT_EQ(all.records[0].digest, four.records[0].digest);
-  EXPECT_EQ(all.size_bytes, 15u);
-  EXPECT_EQ(all.tensor_count, 3u);
-  EXPECT_EQ(describe(all.failures), "ranks 8, 9: late");
-  const auto index = merge_index(all);
-  ASSERT_TRUE(index);
-  EXPECT_EQ(parse_index(*index, "index")->at(0).name, "rank-00004/w");
-}
-
-TEST(BallotTest, TwoRanksThatClaimOneNameMakeNoIndex) {
-  const std::string part = serialize_index({{"w", DType::kU8, {2}, {}, {{{0}, {2}, data_file(0, 0), 4096, 2}}}});
-  const Ballot twice{.index_parts = {part, part}};
-  EXPECT_FALSE(merge_index(twice));
 }
 
 }  // namespace

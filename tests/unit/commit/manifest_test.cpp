@@ -54,6 +54,19 @@ TEST(Manifest, ComesBackAsItWas) {
   EXPECT_EQ(manifest->created_unix_ms, 1'700'000'000'000);
 }
 
+TEST(Manifest, ValuesOfSingleRanksAndGlobalTensorsComeBack) {
+  Manifest manifest = example();
+  EXPECT_EQ(serialize(manifest).find("rank_local_values"), std::string::npos);  // as ever where there are none
+  manifest.required_features = {kRankLocalFeature, kGlobalTensorsFeature};
+  manifest.rank_local_values = {"data", "r\"n\ng"};
+  const auto back = parse_manifest(serialize(manifest), "manifest.json");
+  ASSERT_TRUE(back.has_value()) << back.error().to_string();
+  EXPECT_EQ(back->required_features, manifest.required_features);
+  EXPECT_EQ(back->rank_local_values, manifest.rank_local_values);
+  expect_error(forged([](Json& json) { json["rank_local_values"] = {1}; }), "rank_local_values");
+  expect_error(forged([](Json& json) { json["rank_local_values"] = "rng"; }), "rank_local_values");
+}
+
 TEST(Manifest, AnAbortTellsItsReasonAndNeedsNoRecords) {
   Manifest manifest = example();
   manifest.decision = Decision::kAbort;

@@ -7,6 +7,7 @@
 #include "commit/catalog.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
+#include "support/memory_store.hpp"
 #include "unit/engine/engine_fixture.hpp"
 
 namespace slackwater::test {
@@ -289,19 +290,27 @@ TEST_F(RanksTest, DamageOnOneRankMakesAllFallBackTogether) {
   EXPECT_EQ(steps_on_disk(), (Steps{1, 2}));
 }
 
-TEST_F(RanksTest, AnotherNumberOfRanksIsRefusedInWords) {
+TEST_F(RanksTest, TensorsThatOneRankHadAreNotForAnotherNumberOfRanks) {
   start(4);
   commit_all(1);
-  start(2);
-  for (const Outcome& restored : restore_all()) {
-    ASSERT_FALSE(restored.result);
-    EXPECT_EQ(restored.result.error().kind, ErrorKind::kMismatch);
-    EXPECT_NE(restored.result.error().message.find("saved by 4 ranks, this run has 2"), std::string::npos);
+  for (const std::uint32_t world : {2u, 1u}) {
+    start(world);
+    for (const Outcome& restored : restore_all(1)) {
+      ASSERT_TRUE(restored.result) << restored.result.error().to_string();
+      EXPECT_EQ((*restored.result)->version.world, 4u);
+      EXPECT_TRUE(restored.reader.read.empty());
+    }
+    Bytes memory(100);
+    const Engine::Plan wants_it = [&](const Checkpoint&) -> Result<std::vector<Target>> {
+      return std::vector{Target{.name = "bias", .dtype = DType::kU8, .shape = {100}, .data = memory.data()}};
+    };
+    together([&](std::uint32_t rank) {
+      const auto refused = ranks_[rank]->engine->restore({}, wants_it);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().kind, ErrorKind::kMismatch);
+      EXPECT_NE(refused.error().message.find("saved by 4 ranks"), std::string::npos) << refused.error().message;
+    });
   }
-  start(1);
-  const std::vector<Outcome> alone = restore_all();
-  ASSERT_FALSE(alone[0].result);
-  EXPECT_EQ(alone[0].result.error().kind, ErrorKind::kMismatch);
 }
 
 TEST_F(RanksTest, AMissingRankIsNamedAndNothingHangs) {
@@ -353,6 +362,48 @@ TEST_F(RanksTest, OnlyRankZeroDeletesAndSkippingIsRefused) {
   options.on_busy = OnBusy::kSkip;
   EXPECT_EQ(Engine::open(options).error().kind, ErrorKind::kUnsupported);
   EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
+}
+
+TEST_F(RanksTest, ThroughAStoreAllIsTheSameAndNothingStaysThere) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto through_store = [&](Options& options) { options.store = store; };
+  start(5, through_store);
+  commit_all(1);
+  commit_all(2);
+  const std::size_t kept = store->values().size();
+  ranks_[3]->fs->fail(FsCall::kSyncData, EIO, {.path = "safetensors"});
+  std::vector<Status> statuses = outcomes(save_all(3));
+  statuses.erase(statuses.begin() + 3);
+  expect_same_abort(statuses, "rank 3: ");
+  commit_all(4);
+  commit_all(5);
+  for (const auto& rank : ranks_) static_cast<void>(rank->engine->wait(Level::kCommitted));
+  EXPECT_EQ(store->values().size(), kept);
+  EXPECT_EQ(steps_on_disk(), (Steps{4, 5}));
+
+  start(5, through_store);  // in the same job
+  for (const Outcome& restored : restore_all()) {
+    ASSERT_TRUE(restored.result) << restored.result.error().to_string();
+    EXPECT_EQ((*restored.result)->version.step, 5u);
+  }
+  commit_all(6);
+  for (const auto& rank : ranks_) EXPECT_TRUE(rank->engine->close({}));
+  EXPECT_TRUE(store->values().empty()) << store->values().begin()->first;
+  for (const auto& entry : std::filesystem::directory_iterator(options().path + "/.slackwater"))
+    EXPECT_EQ(entry.path().string().find("session"), std::string::npos) << entry.path();
+}
+
+TEST_F(RanksTest, AStoreThatBreaksIsAnErrorOfTheStepAndNothingHangs) {
+  const auto store = std::make_shared<MemoryStore>();
+  start(3, [&](Options& options) { options.store = store; });
+  commit_all(1);
+  store->breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
+  for (const Status& status : outcomes(save_all(2))) {
+    ASSERT_FALSE(status);
+    EXPECT_NE(status.error().message.find("the job is going down"), std::string::npos) << status.error().to_string();
+  }
+  for (const auto& rank : ranks_) EXPECT_FALSE(rank->engine->close({}));
+  EXPECT_EQ(list_versions(options().path)->size(), 1u);
 }
 
 }  // namespace

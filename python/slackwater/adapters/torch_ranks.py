@@ -1,0 +1,166 @@
+"""What torch knows about ranks: where a DTensor's local tensor sits, and which tensors DDP keeps equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import boxes
+from ..boxes import Cut
+from ..errors import UnsupportedError, UsageError
+from ..sharding import Replicas, Where, group_text
+
+Tensor = torch.Tensor
+Module = torch.nn.Module
+Optimizer = torch.optim.Optimizer
+
+
+def is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def is_dtensor(tensor: Any) -> bool:
+    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+
+
+class Meshes:
+    """Places of DTensors, worked out once for each (mesh, placements, shape). One thread at a time."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self._rank = rank
+        self._world = world
+        self._known: dict[Any, Where] = {}
+
+    def where(self, tensor: Any, name: str, replicated: bool = False) -> Where:
+        """With ``replicated``, dimensions of the root mesh that the tensor's own mesh lacks repeat it."""
+        spec = tensor._spec
+        key = (spec.mesh, spec.placements, spec.shape, tensor._local_tensor.shape, replicated)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._work_out(tensor, name, replicated)
+        return found
+
+    def _work_out(self, tensor: Any, name: str, replicated: bool) -> Where:
+        mesh = tensor.device_mesh
+        self._check_ranks(name)
+        shape, local = tuple(tensor.shape), tuple(tensor._local_tensor.shape)
+        cuts = tuple(_cut(placement, name) for placement in tensor.placements)
+        coordinate = _coordinate(mesh, self._rank)
+        if coordinate is None:  # this rank is not on the mesh and holds nothing
+            return Where(shape, (), Replicas())
+        found = boxes.local_boxes(shape, tuple(mesh.mesh.shape), coordinate, cuts)
+        if not boxes.fit(found, local):
+            parts = " and ".join(str(list(box.shape)) for box in found)
+            raise UnsupportedError(
+                f"'{name}' is a DTensor of global shape {list(shape)} and placements {tensor.placements}, of which "
+                f"this rank holds {parts}, but its local tensor is {list(local)}: it was not cut as torch.chunk does "
+                "it, strided dimensions last; give its boxes with sw.Shard"
+            )
+        return Where(shape, found, self._replicas(mesh, coordinate, cuts, name, replicated))
+
+    def _check_ranks(self, name: str) -> None:
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if (rank, world) != (self._rank, self._world):
+            raise UsageError(
+                f"'{name}' is a DTensor of rank {rank} of {world}, and this checkpointer is rank {self._rank} of "
+                f"{self._world}; make the Checkpointer with rank= and world= of torch.distributed"
+            )
+
+    def _replicas(
+        self, mesh: Any, coordinate: tuple[int, ...], cuts: tuple[Cut | None, ...], name: str, replicated: bool
+    ) -> Replicas:
+        ranks = mesh.mesh
+        if replicated and ranks.numel() < self._world:
+            ranks, coordinate, cuts = _on_root_mesh(mesh, self._rank, cuts, name)
+            if ranks.numel() != self._world:
+                raise UsageError(
+                    f"'{name}' is in sw.Replicated, but the mesh it was made on has {ranks.numel()} ranks of "
+                    f"{self._world}; make it on a mesh of all ranks"
+                )
+        index = tuple(slice(None) if cut is None else mine for mine, cut in zip(coordinate, cuts, strict=True))
+        members = sorted(ranks[index].flatten().tolist())
+        if len(members) == 1:
+            return Replicas()
+        return Replicas(group_text(members, self._world), members.index(self._rank), len(members))
+
+
+def _cut(placement: Any, name: str) -> Cut | None:
+    kind = type(placement).__name__
+    if kind == "Replicate":
+        return None
+    if kind == "Shard":
+        return Cut(placement.dim)
+    if kind == "_StridedShard":
+        return Cut(placement.dim, placement.split_factor)
+    if "Partial" in kind:
+        raise UnsupportedError(
+            f"'{name}' is a DTensor with the placement {placement!r}: its values are not summed up yet; "
+            "redistribute() it to Shard or Replicate first"
+        )
+    raise UnsupportedError(
+        f"'{name}' is a DTensor with the placement {placement!r}, which is not known; give its boxes with sw.Shard"
+    )
+
+
+def _coordinate(mesh: Any, rank: int) -> tuple[int, ...] | None:
+    found = (mesh.mesh == rank).nonzero().tolist()
+    return tuple(found[0]) if found else None
+
+
+def _on_root_mesh(
+    mesh: Any, rank: int, cuts: tuple[Cut | None, ...], name: str
+) -> tuple[Tensor, tuple[int, ...], tuple[Cut | None, ...]]:
+    """The same place, on the mesh of which this is a slice."""
+    root = mesh._get_root_mesh()
+    own, all_names = mesh.mesh_dim_names, root.mesh_dim_names
+    place = _coordinate(root, rank)
+    if own is None or all_names is None or not set(own) <= set(all_names) or place is None:
+        raise UsageError(
+            f"'{name}' is in sw.Replicated and its mesh {mesh} has less than all ranks, and is no slice of one that has"
+        )
+    cut_of = dict(zip(own, cuts, strict=True))
+    return root.mesh, place, tuple(cut_of.get(dimension) for dimension in all_names)
+
+
+def dtensor_like(tensor: Any, dtype: Any, device: Any) -> Any:
+    """A DTensor that lies as this one does."""
+    local = torch.empty_like(tensor._local_tensor, dtype=dtype, device=device, requires_grad=False).detach()
+    return type(tensor).from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+# What is known to be the same on all ranks
+
+
+def ddp_parameters(module: Module, world: int) -> Iterator[Tensor]:
+    """Parameters below that DistributedDataParallel keeps equal on all ranks."""
+    for layer in module.modules():
+        if isinstance(layer, DistributedDataParallel) and layer.process_group.size() == world:
+            ignored = layer.parameters_to_ignore
+            for name, parameter in layer.module.named_parameters():
+                if name not in ignored and not is_dtensor(parameter):
+                    yield parameter
+
+
+def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> Iterator[Tensor]:
+    """State that all ranks have alike: of parameters that are (``replicated`` has their ids), and step counters of
+    parameters that all ranks share."""
+    for parameter, state in optimizer.state.items():
+        if id(parameter) in replicated:
+            yield from _tensors(state)
+        elif is_dtensor(parameter) and parameter.device_mesh.size() == world:
+            yield from (tensor for tensor in _tensors(state) if tensor.dim() == 0)
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [tensor for item in value for tensor in _tensors(item)]

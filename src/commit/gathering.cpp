@@ -1,0 +1,64 @@
+#include "commit/gathering.hpp"
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "commit/fields.hpp"
+
+namespace slackwater {
+
+Topic joins_topic() { return {.box = "joins"}; }
+Topic roster_topic() { return {.box = "roster"}; }
+
+Json join_body(const Coordinator::Member& self) { return {{"id", self.id}, {"world", self.world}}; }
+
+Result<std::string> read_join(const Json& body, std::uint32_t rank, std::uint32_t world, const std::string& where) {
+  SW_ASSIGN(std::string id, json_string(body, "id", "joins"));
+  SW_ASSIGN(const std::uint32_t found, json_u32(body, "world", "joins"));
+  if (found != world) {
+    return fail(ErrorKind::kMismatch,
+                fmt::format("rank {} was started as one of {}, rank 0 as one of {}; start all ranks with the same "
+                            "world size",
+                            rank, found, world),
+                where);
+  }
+  return id;
+}
+
+Json roster_body(const std::vector<std::string>& members) { return {{"members", members}}; }
+
+std::vector<std::string> read_roster(const Json& body) {
+  const auto list = json_array(body, "members", "roster");
+  if (!list) return {};
+  std::vector<std::string> members;
+  for (const Json& member : **list) members.push_back(member.is_string() ? member.get<std::string>() : "");
+  return members;
+}
+
+Json refusal_body(const Error& error) { return {{"refused", error.message}}; }
+
+std::string read_refusal(const Json& body) { return json_string(body, "refused", "roster").value_or(""); }
+
+Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world, const std::string& where) {
+  return {ErrorKind::kTimeout,
+          fmt::format("{} of {} did not join in time; start all ranks of the run together on the same directory, or "
+                      "raise commit_timeout",
+                      name_ranks(missing), world),
+          where, 0, true};
+}
+
+Error not_taken_in(const Coordinator::Member& self, bool refused, const std::string& where) {
+  return {ErrorKind::kTimeout,
+          fmt::format("rank 0 did not take rank {} of {} into the run in time: {}", self.rank, self.world,
+                      refused ? "the run goes on with an earlier start of this rank, or has another world size; "
+                                "restart all ranks together"
+                              : "start all ranks of the run together on the same directory, or raise commit_timeout"),
+          where, 0, true};
+}
+
+Error session_over(const std::string& where) {
+  return {ErrorKind::kAborted, "rank 0 was started anew, so this rank's run is over; restart all ranks together", where,
+          0, false};
+}
+
+}  // namespace slackwater

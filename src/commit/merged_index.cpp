@@ -1,0 +1,178 @@
+#include "commit/merged_index.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "commit/coordinator.hpp"
+#include "commit/fields.hpp"
+#include "commit/names.hpp"
+#include "layout/name_table.hpp"
+#include "tensor/box.hpp"
+
+namespace slackwater {
+namespace {
+
+std::unexpected<Error> disagree(std::string what) { return fail(ErrorKind::kMismatch, std::move(what)); }
+
+std::string holders_of(const IndexEntry& entry) {
+  std::set<std::uint32_t> ranks;
+  for (const IndexShard& shard : entry.shards) ranks.insert(rank_of_file(shard.file).value_or(0));
+  if (ranks.empty()) return "no rank holds";
+  return fmt::format("{} {}", name_ranks({ranks.begin(), ranks.end()}), ranks.size() == 1 ? "holds" : "hold");
+}
+
+std::string describe_fault(const IndexEntry& entry, const TilingFault& fault) {
+  if (!fault.both) {
+    return fmt::format(
+        "tensor '{}' of shape [{}] is not complete: nobody has {}, {} elements are missing in all, and {} parts of it; "
+        "give boxes that tile it",
+        entry.name, fmt::join(entry.shape, ", "), to_string(fault.region.view()), fault.missing, holders_of(entry));
+  }
+  const auto place = [&](std::size_t shard) {
+    const IndexShard& of = entry.shards[shard];
+    return fmt::format("{} of rank {}", to_string(BoxView{of.box_offset, of.box_shape}),
+                       rank_of_file(of.file).value_or(0));
+  };
+  return fmt::format(
+      "tensor '{}' of shape [{}] is stored twice in part: {} lies in {} and in {}; give boxes that tile it", entry.name,
+      fmt::join(entry.shape, ", "), to_string(fault.region.view()), place(fault.both->first),
+      place(fault.both->second));
+}
+
+class Merging {
+ public:
+  explicit Merging(std::vector<std::vector<IndexEntry>> parts, std::span<const IndexPart> from)
+      : parts_(std::move(parts)),
+        from_(from),
+        names_(count(parts_), [this](std::uint32_t index) -> std::string_view { return all_[index].name; }) {
+    all_.reserve(count(parts_));
+    first_rank_.reserve(count(parts_));
+  }
+
+  Result<MergedIndex> run() {
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      for (IndexEntry& entry : parts_[i]) SW_TRY(add(std::move(entry), from_[i].rank));
+      parts_[i] = {};
+    }
+    SW_TRY(check_complete(all_));
+    merged_.text = serialize_index(all_);
+    if (shards_ > kMaxShards || merged_.text.size() > kMaxIndexBytes) {
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("the index of all ranks has {} boxes and {} bytes; readers take {} and {}", shards_,
+                              merged_.text.size(), kMaxShards, kMaxIndexBytes));
+    }
+    merged_.digest = digest128(merged_.text);
+    merged_.tensor_count = all_.size();
+    return std::move(merged_);
+  }
+
+ private:
+  static std::size_t count(const std::vector<std::vector<IndexEntry>>& parts) {
+    std::size_t total = 0;
+    for (const auto& part : parts) total += part.size();
+    return total;
+  }
+
+  Status add(IndexEntry entry, std::uint32_t rank) {
+    const std::optional<std::uint32_t> owner = rank_of_local_name(entry.name);
+    const bool strays = std::ranges::any_of(
+        entry.shards, [&](const IndexShard& shard) { return rank_of_file(shard.file) != std::optional(rank); });
+    if (strays || (owner && *owner != rank)) {
+      return disagree(fmt::format("rank {} claims tensor '{}', which belongs to another rank", rank, entry.name));
+    }
+    (owner ? merged_.has_local : merged_.has_global) = true;
+    shards_ += entry.shards.size();
+    all_.push_back(std::move(entry));
+    first_rank_.push_back(rank);
+    const auto known = names_.insert(static_cast<std::uint32_t>(all_.size() - 1));
+    if (!known) return {};
+    entry = std::move(all_.back());
+    all_.pop_back();
+    first_rank_.pop_back();
+    return unite(all_[*known], first_rank_[*known], std::move(entry), rank);
+  }
+
+  static Status unite(IndexEntry& into, std::uint32_t into_rank, IndexEntry from, std::uint32_t rank) {
+    if (into.dtype != from.dtype || into.shape != from.shape) {
+      return disagree(fmt::format("tensor '{}' is {} of shape [{}] on rank {}, but {} of shape [{}] on rank {}",
+                                  into.name, dtype_name(into.dtype), fmt::join(into.shape, ", "), into_rank,
+                                  dtype_name(from.dtype), fmt::join(from.shape, ", "), rank));
+    }
+    if (into.alias_of != from.alias_of) {
+      const auto tie = [](const IndexEntry& entry) {
+        return entry.alias_of.empty() ? std::string("to none") : fmt::format("to '{}'", entry.alias_of);
+      };
+      return disagree(fmt::format("tensor '{}' is tied {} on rank {}, but {} on rank {}; tie it alike on all ranks",
+                                  into.name, tie(into), into_rank, tie(from), rank));
+    }
+    std::ranges::move(from.shards, std::back_inserter(into.shards));
+    return {};
+  }
+
+  std::vector<std::vector<IndexEntry>> parts_;
+  const std::span<const IndexPart> from_;
+  std::vector<IndexEntry> all_;
+  std::vector<std::uint32_t> first_rank_;  // that named the entry
+  NameTable names_;
+  std::size_t shards_ = 0;
+  MergedIndex merged_;
+};
+
+}  // namespace
+
+Status check_complete(std::span<const IndexEntry> entries) {
+  std::vector<BoxView> boxes;
+  for (const IndexEntry& entry : entries) {
+    if (!entry.alias_of.empty()) continue;
+    boxes.clear();
+    for (const IndexShard& shard : entry.shards) boxes.push_back({shard.box_offset, shard.box_shape});
+    if (const auto fault = check_tiling(entry.shape, boxes)) return disagree(describe_fault(entry, *fault));
+  }
+  return {};
+}
+
+Result<MergedIndex> merge_index(std::span<const IndexPart> parts) {
+  std::vector<std::vector<IndexEntry>> entries;
+  entries.reserve(parts.size());
+  for (const IndexPart& part : parts) {
+    auto parsed = digest128(part.text) == part.digest
+                      ? parse_index(part.text, {})
+                      : fail(ErrorKind::kCorrupt, "its text does not have the digest it came with");
+    if (!parsed) return disagree(fmt::format("rank {}'s part of the index: {}", part.rank, parsed.error().message));
+    entries.push_back(std::move(*parsed));
+  }
+  return Merging(std::move(entries), parts).run();
+}
+
+Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t attempt, std::vector<IndexPart> parts) {
+  last_ = {};
+  const bool known = kept_.merged && kept_.attempt == attempt;
+  const auto same = [](const IndexPart& a, const IndexPart& b) { return a.rank == b.rank && a.digest == b.digest; };
+  if (known && std::ranges::equal(parts, kept_.parts, same)) return kept_.merged;
+
+  auto kept = kept_.parts.begin();
+  for (IndexPart& part : parts) {
+    if (!part.text.empty()) continue;
+    while (kept != kept_.parts.end() && kept->rank < part.rank) ++kept;
+    if (!known || kept == kept_.parts.end() || !same(*kept, part)) {
+      return disagree(fmt::format(
+          "rank {} only named its part of the index, which rank 0 does not have; it comes with the next step",
+          part.rank));
+    }
+    part.text = kept->text;
+  }
+  SW_ASSIGN(MergedIndex merged, merge_index(parts));
+  last_ = {attempt, std::move(parts), std::make_shared<const MergedIndex>(std::move(merged))};
+  return last_.merged;
+}
+
+void IndexLedger::keep() {
+  if (last_.merged) kept_ = std::exchange(last_, {});
+}
+
+}  // namespace slackwater

@@ -1,0 +1,46 @@
+#include "engine/value_digests.hpp"
+
+#include <optional>
+#include <utility>
+
+#include "layout/json_reader.hpp"
+
+namespace slackwater {
+namespace {
+
+using Members = std::map<std::string, std::string_view>;
+
+std::optional<Members> members_of(std::string_view json) {
+  Members members;
+  JsonReader reader(json);
+  std::string key;
+  std::string_view value;
+  reader.begin_object();
+  while (reader.next_key(key)) {
+    if (!reader.read_raw(value)) break;
+    members.insert_or_assign(std::move(key), value);
+  }
+  if (!reader.finish()) return std::nullopt;
+  return members;
+}
+
+// Typed JSON: an object with a member "$..." stands for something else than a dict.
+bool is_typed(const Members& members) {
+  const auto first = members.lower_bound("$");
+  return first != members.end() && first->first.starts_with('$');
+}
+
+}  // namespace
+
+std::map<std::string, Digest128> digest_values(std::string_view tree) {
+  if (tree.empty()) return {};
+  std::optional<Members> members = members_of(tree);
+  if (members && members->contains("slackwater_tree") && members->contains("state"))
+    members = members_of(members->at("state"));
+  if (!members || is_typed(*members)) return {{"", digest128(tree)}};
+  std::map<std::string, Digest128> digests;
+  for (const auto& [name, text] : *members) digests.emplace(name, digest128(text));
+  return digests;
+}
+
+}  // namespace slackwater

@@ -1,0 +1,17 @@
+// What of a state's plain values is the same on all ranks is found out by digests of the members at the top of its tree.
+// Pure.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "base/digest.hpp"
+
+namespace slackwater {
+
+// Member -> digest of its text. The tree as Python writes it ({"slackwater_tree":1,"state":{...}}): members of the state.
+// Any other JSON object: its own. A text that is none, or a state that is no dict of texts: one member, without a name.
+[[nodiscard]] std::map<std::string, Digest128> digest_values(std::string_view tree);
+
+}  // namespace slackwater

@@ -1,0 +1,310 @@
+// Several ranks that hold tensors together: each byte of them is in the files once, or the step is not there.
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <thread>
+
+#include "base/json.hpp"
+#include "commit/catalog.hpp"
+#include "commit/index.hpp"
+#include "engine/engine_impl.hpp"
+#include "support/fault_file_system.hpp"
+#include "support/file_bytes.hpp"
+#include "unit/engine/engine_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+using std::chrono::milliseconds;
+
+class GlobalTensorsTest : public EngineTest {
+ protected:
+  void start(std::uint32_t world, milliseconds timeout = milliseconds(30'000)) {
+    engines_.clear();
+    fault_.clear();
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Options options = EngineTest::options();
+      options.rank = rank;
+      options.world = world;
+      options.fan_in = 2;
+      options.commit_timeout = timeout;
+      auto faulty = std::make_unique<FaultFileSystem>(*real_);
+      fault_.push_back(faulty.get());
+      auto engine = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
+      if (!engine) throw std::runtime_error(engine.error().to_string());
+      engines_.push_back(std::make_unique<Engine>(std::move(*engine)));
+    }
+  }
+  // What each rank says of a step.
+  using StateOf = std::function<State(std::uint32_t)>;
+  std::vector<Snapshot> save_all(std::uint64_t step, const StateOf& state_of) {
+    std::vector<Snapshot> snapshots;
+    for (std::uint32_t rank = 0; rank < engines_.size(); ++rank) {
+      auto snapshot = engines_[rank]->save(step, state_of(rank));
+      if (!snapshot) throw std::runtime_error(snapshot.error().to_string());
+      snapshots.push_back(std::move(**snapshot));
+    }
+    return snapshots;
+  }
+  void commit_all(std::uint64_t step, const StateOf& state_of) {
+    for (Snapshot& snapshot : save_all(step, state_of)) {
+      const Status status = snapshot.wait(Level::kCommitted);
+      ASSERT_TRUE(status) << status.error().to_string();
+    }
+  }
+  void expect_abort(std::uint64_t step, const StateOf& state_of, std::string_view words) {
+    for (Snapshot& snapshot : save_all(step, state_of)) {
+      const Status status = snapshot.wait(Level::kCommitted);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
+      EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
+    }
+  }
+
+  [[nodiscard]] std::string directory_of(std::uint64_t step) {
+    return options().path + "/" + version_directory({step, 1});
+  }
+  [[nodiscard]] Manifest manifest_of(std::uint64_t step) {
+    auto manifest = read_manifest(*real_, options().path, {step, 1});
+    if (!manifest) throw std::runtime_error(manifest.error().to_string());
+    return std::move(*manifest);
+  }
+  // Entries by name.
+  [[nodiscard]] std::map<std::string, IndexEntry> index_of_step(std::uint64_t step) {
+    auto entries = parse_index(read_text(directory_of(step) + "/index"), "index");
+    if (!entries) throw std::runtime_error(entries.error().to_string());
+    std::map<std::string, IndexEntry> by_name;
+    for (IndexEntry& entry : *entries) by_name.emplace(entry.name, std::move(entry));
+    return by_name;
+  }
+  static std::string read_text(const std::string& path) {
+    const auto bytes = read_file(path);
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  // A vote for this step, if a rank has cast one.
+  [[nodiscard]] std::optional<std::string> find_vote(std::uint64_t step) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(options().path + "/.slackwater")) {
+      const std::string path = entry.path();
+      if (path.find("/votes-") == std::string::npos || path.ends_with(".tmp") || !entry.is_regular_file()) continue;
+      std::string text = read_text(path);
+      if (text.find("\"step\":" + std::to_string(step)) != std::string::npos) return text;
+    }
+    return std::nullopt;
+  }
+  // A global tensor of two dimensions, one byte an element, put together from the files.
+  [[nodiscard]] Bytes assembled(std::uint64_t step, const IndexEntry& entry) {
+    Bytes whole(static_cast<std::size_t>(entry.shape[0] * entry.shape[1]));
+    for (const IndexShard& shard : entry.shards) {
+      const auto file = read_file(directory_of(step) + "/" + shard.file);
+      for (std::int64_t row = 0; row < shard.box_shape[0]; ++row) {
+        const std::byte* from =
+            reinterpret_cast<const std::byte*>(file.data()) + shard.offset + row * shard.box_shape[1];
+        std::copy_n(from, shard.box_shape[1],
+                    whole.begin() + (shard.box_offset[0] + row) * entry.shape[1] + shard.box_offset[1]);
+      }
+    }
+    return whole;
+  }
+
+  // The box of a tensor of `global` bytes in memory, seen by strides.
+  static Tensor box_of(const std::string& name, const Bytes& global, const Shape& shape, const Shape& offset,
+                       const Shape& extent) {
+    return {.name = name,
+            .dtype = DType::kU8,
+            .shape = extent,
+            .strides = {shape[1], 1},
+            .data = global.data() + offset[0] * shape[1] + offset[1],
+            .shard = Shard{.global_shape = shape, .offset = offset}};
+  }
+  static Tensor replica_of(Tensor tensor, std::uint32_t replica, std::uint32_t replicas, std::string group = "dp") {
+    tensor.shard->replica_group = std::move(group);
+    tensor.shard->replica = replica;
+    tensor.shard->replicas = replicas;
+    return tensor;
+  }
+
+  std::unique_ptr<FileSystem> real_ = make_posix_file_system();
+  std::vector<FaultFileSystem*> fault_;  // owned by the engines
+  std::vector<std::unique_ptr<Engine>> engines_;
+  Model model_;
+};
+
+TEST_F(GlobalTensorsTest, BoxesOfAllRanksMakeTheWhole) {
+  start(4);
+  const Bytes& w = model_.add("w", 64 * 50);
+  const Bytes& own = model_.add("own", 777);
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    // Two boxes each: columns on the left, rows on the right, of which the last rank has none.
+    state.tensors.push_back(box_of("w", w, {64, 50}, {0, rank * 5}, {64, 5}));
+    state.tensors.push_back(box_of("w", w, {64, 50}, {std::min(rank * 22u, 64u), 20},
+                                   {rank < 2   ? 22
+                                    : rank < 3 ? 20
+                                               : 0,
+                                    30}));
+    state.tensors.push_back({.name = "own", .shape = {777}, .data = own.data()});
+    state.tensors.push_back(
+        {.name = "none", .shape = {0, 3}, .shard = Shard{.global_shape = {0, 3}, .offset = {0, 0}}});
+    return state;
+  };
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    commit_all(step, state_of);
+    const auto index = index_of_step(step);
+    EXPECT_EQ(index.size(), 6u);
+    EXPECT_EQ(index.at("w").shards.size(), 7u);
+    EXPECT_EQ(assembled(step, index.at("w")), w);
+    EXPECT_TRUE(index.at("none").shards.empty());
+    EXPECT_EQ(index.at("rank-00003/own").shards.size(), 1u);
+    model_.update();
+  }
+  const Manifest manifest = manifest_of(3);
+  EXPECT_EQ(manifest.required_features, (std::vector<std::string>{"rank-local", "global-tensors"}));
+  EXPECT_EQ(manifest.tensor_count, 6u);
+  EXPECT_TRUE(manifest.rank_local_values.empty());
+}
+
+TEST_F(GlobalTensorsTest, ReplicasAreWrittenOnceAndSpread) {
+  start(4);
+  model_.add("a", 1000 * 100);
+  model_.add("b", 300 * 100);
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    for (const auto& [name, rows] : std::map<std::string, std::int64_t>{{"a", 1000}, {"b", 300}})
+      state.tensors.push_back(replica_of(box_of(name, model_[name], {rows, 100}, {0, 0}, {rows, 100}), rank, 4));
+    Tensor tied = state.tensors.back();
+    tied.name = "tied";
+    state.tensors.push_back(std::move(tied));
+    return state;
+  };
+  commit_all(1, state_of);
+  const auto index = index_of_step(1);
+  EXPECT_EQ(assembled(1, index.at("a")), model_["a"]);
+  EXPECT_EQ(assembled(1, index.at("b")), model_["b"]);
+  EXPECT_EQ(index.at("tied").alias_of, "b");
+  std::map<std::string, std::uint64_t> written;
+  for (const char* name : {"a", "b"}) {
+    for (const IndexShard& shard : index.at(name).shards) written[shard.file] += shard.size_bytes;
+  }
+  ASSERT_EQ(written.size(), 4u);
+  for (const auto& [file, bytes] : written) EXPECT_NEAR(static_cast<double>(bytes), 32'500, 0.05 * 32'500) << file;
+  EXPECT_EQ(manifest_of(1).required_features, (std::vector<std::string>{"global-tensors"}));
+}
+
+TEST_F(GlobalTensorsTest, WhatDoesNotFitTogetherAbortsByNameAndTheNextStepCommits) {
+  start(3);
+  const Bytes& w = model_.add("w", 9 * 4);
+  std::int64_t begin = 3, columns = 4;
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    const Shape global{9, rank == 2 ? columns : 4};
+    state.tensors.push_back(box_of("w", w, global, {rank == 1 ? begin : 3 * rank, 0}, {3, 4}));
+    return state;
+  };
+  commit_all(1, state_of);
+  begin = 2;
+  expect_abort(2, state_of, "tensor 'w' of shape [9, 4] is stored twice in part: [2:3,0:4] lies in");
+  begin = 6;
+  expect_abort(3, state_of, "tensor 'w' of shape [9, 4] is not complete: nobody has [3:6,0:4]");
+  begin = 3;
+  columns = 5;
+  expect_abort(4, state_of, "'w' is uint8 of shape [9, 4] on rank 0, but uint8 of shape [9, 5] on rank 2");
+  columns = 4;
+  commit_all(5, state_of);
+  commit_all(6, state_of);
+  EXPECT_EQ(assembled(6, index_of_step(6).at("w")), w);
+}
+
+TEST_F(GlobalTensorsTest, ReplicasThatDifferAbortUntilTheyAreAlike) {
+  start(3);
+  const Bytes good = model_.add("w", 30 * 10);
+  Bytes bad = good;
+  bad[299] ^= std::byte{1};  // in the share of the last rank, so that no other writes it
+  bool differ = true;
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(
+        replica_of(box_of("w", differ && rank == 1 ? bad : good, {30, 10}, {0, 0}, {30, 10}), rank, 3));
+    return state;
+  };
+  const std::string words = "tensor 'w' of replica group 'dp' is not the same on ranks 0, 2 and rank 1";
+  expect_abort(1, state_of, words);
+  expect_abort(2, state_of, words);
+  differ = false;
+  commit_all(3, state_of);
+  EXPECT_EQ(assembled(3, index_of_step(3).at("w")), good);
+  differ = true;  // once is enough: it costs the trainer time
+  commit_all(4, state_of);
+}
+
+TEST_F(GlobalTensorsTest, ValuesThatDifferAreListedInTheManifest) {
+  start(3);
+  bool differ = true;
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tree = R"({"slackwater_tree":1,"state":{"epoch":3,"rng":)" + std::to_string(differ ? rank : 0) +
+                 (differ && rank == 2 ? R"(,"extra":null}})" : "}}");
+    return state;
+  };
+  commit_all(1, state_of);
+  EXPECT_EQ(manifest_of(1).rank_local_values, (std::vector<std::string>{"extra", "rng"}));
+  EXPECT_EQ(manifest_of(1).required_features, (std::vector<std::string>{"rank-local"}));
+  differ = false;
+  commit_all(2, state_of);
+  EXPECT_TRUE(manifest_of(2).rank_local_values.empty());
+}
+
+// The text of rank 1's vote, which waits for the leader's own file.
+TEST_F(GlobalTensorsTest, APartOfTheIndexThatHasNotChangedIsOnlyNamed) {
+  start(2);
+  const Bytes& w = model_.add("w", 8 * 4);
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(box_of("w", w, {8, 4}, {4 * rank, 0}, {4, 4}));
+    return state;
+  };
+  const auto vote_at = [&](std::uint64_t step) {
+    fault_[0]->hang(FsCall::kSyncData, {.path = "rank-00000.safetensors"});
+    std::vector<Snapshot> snapshots = save_all(step, state_of);
+    std::optional<std::string> vote;
+    while (!vote) {
+      try {
+        vote = find_vote(step);
+      } catch (const std::exception&) {  // one of the step before went while we looked
+      }
+      std::this_thread::yield();
+    }
+    fault_[0]->release_hung();
+    for (Snapshot& snapshot : snapshots) EXPECT_TRUE(snapshot.wait(Level::kCommitted));
+    return *vote;
+  };
+  EXPECT_NE(vote_at(1).find("rank-00001.safetensors"), std::string::npos);
+  EXPECT_EQ(vote_at(2).find("rank-00001.safetensors"), std::string::npos);
+  EXPECT_EQ(read_text(directory_of(2) + "/index"), read_text(directory_of(1) + "/index"));
+}
+
+TEST_F(GlobalTensorsTest, OneRankAloneSavesThemTooAndHearsOfAHole) {
+  start(1);
+  const Bytes& w = model_.add("w", 8 * 4);
+  std::int64_t rows = 4;
+  const auto state_of = [&](std::uint32_t) {
+    State state;
+    state.tensors.push_back(box_of("w", w, {8, 4}, {0, 0}, {4, 4}));
+    state.tensors.push_back(box_of("w", w, {8, 4}, {4, 0}, {rows, 4}));
+    return state;
+  };
+  commit_all(1, state_of);
+  EXPECT_EQ(assembled(1, index_of_step(1).at("w")), w);
+  EXPECT_EQ(manifest_of(1).required_features, (std::vector<std::string>{"global-tensors"}));
+  EXPECT_EQ(manifest_of(1).tensor_count, 1u);
+  rows = 3;
+  const Status status = save_all(2, state_of)[0].wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::kMismatch);
+  EXPECT_NE(status.error().message.find("nobody has [7:8,0:4]"), std::string::npos) << status.error().message;
+  rows = 4;
+  commit_all(3, state_of);
+}
+
+}  // namespace
+}  // namespace slackwater::test
