@@ -34,6 +34,8 @@ def harnesses(scale: float, minutes: float) -> list[tuple[str, dict[str, str]]]:
         ("kill/kill_test", {"SLACKWATER_KILLS": count(1_000), "SLACKWATER_KILL_MIB": "32"}),
         ("kill/ranks_kill_test", {"SLACKWATER_RANK_KILLS": count(500)}),
         ("fault/background_error_test", {}),
+        ("fault/ranks_matrix_test", {}),
+        ("fault/ranks_zombie_test", {}),
         ("load/load_test", {"SLACKWATER_LOAD_SECONDS": str(max(1, round(minutes * 60)))}),
     ]
 

@@ -130,7 +130,9 @@ Result<std::uint32_t> Fleet::await_attempt(std::uint64_t epoch, std::uint64_t st
 
 Result<bool> Fleet::look(const Topic& topic, const std::vector<std::uint32_t>& ranks, const std::stop_token& stop,
                          const Coordinator::Take& take) {
-  return coordinator_.await(topic, ranks, {clock_.now(), stop}, take);
+  auto heard = coordinator_.await(topic, ranks, {clock_.now(), stop}, take);
+  if (!heard && heard.error().retryable) return false;  // a later look may tell
+  return heard;
 }
 
 Result<bool> Fleet::settled(const VersionName& version, const std::string& directory, const std::stop_token& stop) {

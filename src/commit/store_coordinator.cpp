@@ -20,6 +20,9 @@ constexpr std::size_t kPieceBytes = 1u << 20;  // stores refuse large values (8 
 constexpr std::uint32_t kMaxPieces = 1024;
 constexpr std::uint32_t kLeaveGroup = 64;
 
+// Where a rank says what it spoke about last in a box.
+Topic last_topic(const std::string& box) { return {.box = box + "/last"}; }
+
 std::string piece_key(const std::string& key, std::uint32_t piece) { return fmt::format("{}#{}", key, piece); }
 
 }  // namespace
@@ -90,7 +93,30 @@ Status StoreCoordinator::publish_in(const std::string& session, const Topic& top
   // Its own key comes last: who finds it finds all of the message.
   for (std::uint32_t piece = 1; piece <= pieces; ++piece)
     SW_TRY(store_.set(piece_key(key, piece), text.substr(piece * kPieceBytes, kPieceBytes)));
-  return store_.set(key, fmt::format("{}\n{}", pieces, std::string_view(text).substr(0, kPieceBytes)));
+  SW_TRY(store_.set(key, fmt::format("{}\n{}", pieces, std::string_view(text).substr(0, kPieceBytes))));
+  if (topic.attempt == 0) return {};
+  // For latest(), which cannot list what there is; behind the message, which is there for whoever finds this.
+  remember(last_topic(topic.box), rank, 0);
+  (void)store_.set(key_of(session, last_topic(topic.box), rank), fmt::format("{}.{}", topic.attempt, topic.step));
+  return {};
+}
+
+std::map<std::uint32_t, std::uint64_t> StoreCoordinator::latest(const Topic& topic,
+                                                                const std::vector<std::uint32_t>& ranks) {
+  const std::string ours = session();
+  std::vector<std::string> keys;
+  for (const std::uint32_t rank : ranks) keys.push_back(key_of(ours, last_topic(topic.box), rank));
+  std::map<std::uint32_t, std::uint64_t> steps;
+  const auto values = look(keys);
+  const std::string attempt = fmt::format("{}.", topic.attempt);
+  for (std::size_t i = 0; values && i < ranks.size(); ++i) {
+    const auto& value = (*values)[i];
+    if (!value || !value->starts_with(attempt)) continue;
+    std::uint64_t step = 0;
+    const char* const end = value->data() + value->size();
+    if (std::from_chars(value->data() + attempt.size(), end, step).ptr == end) steps[ranks[i]] = step;
+  }
+  return steps;
 }
 
 Result<std::optional<std::string>> StoreCoordinator::read_pieces(const Topic& topic, std::uint32_t rank,

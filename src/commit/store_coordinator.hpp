@@ -27,6 +27,8 @@ class StoreCoordinator final : public Coordinator {
   [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Json& body) override;
   [[nodiscard]] Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                    const Take& take) override;
+  [[nodiscard]] std::map<std::uint32_t, std::uint64_t> latest(const Topic& topic,
+                                                              const std::vector<std::uint32_t>& ranks) override;
   void forget(const Topic& topic, std::uint32_t rank) override;
   void forget_before(const Topic& topic) override;
   void leave() override;

@@ -67,6 +67,7 @@ class VersionStore::Impl {
   Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
   Result<std::string> make_version(std::uint64_t step);
   Result<RecordReference> promise(const Record& record, const std::string& index_text);
+  Result<RecordReference> write_promise(const Record& record, const std::string& index_text);
   Status write_index(const VersionName& version, const std::string& index_text);
   Status discard(const VersionName& version, std::uint32_t rank);
   Result<Manifest> decide(Manifest manifest);
@@ -227,6 +228,13 @@ Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
 
 Result<RecordReference> VersionStore::Impl::promise(const Record& record, const std::string& index_text) {
   SW_TRY(check_claimed(record.identity.attempt));
+  auto reference = write_promise(record, index_text);
+  // A newer attempt takes away what an older one has not decided: then that is what to say.
+  if (!reference && reference.error().kind == ErrorKind::kNotFound) SW_TRY(check_newest());
+  return reference;
+}
+
+Result<RecordReference> VersionStore::Impl::write_promise(const Record& record, const std::string& index_text) {
   const std::string directory = path_of({record.identity.step, record.identity.attempt});
   const std::string text = serialize(record);
   RecordReference reference{record.identity.rank, record_file(record.identity.rank), digest128(text)};

@@ -1,9 +1,9 @@
 // A trainer without a framework, to be killed at any moment: its state is a function of the step, it checkpoints every
 // step and says on stdout what it was told is committed.
 //
-//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD]
+//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD [local|global]]
 //
-// "captured" reports steps as soon as save() returns: a lie that the harness must see through.
+// "local": each rank has tensors of its own; "global": they hold all tensors together. "captured" reports steps as soon as save() returns: a lie that the harness must see through.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>
@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "slackwater/engine.hpp"
+#include "support/global_pattern_state.hpp"
 #include "support/pattern_state.hpp"
 
 namespace {
@@ -25,6 +26,7 @@ using slackwater::Engine;
 using slackwater::Level;
 using slackwater::Options;
 using slackwater::Snapshot;
+using slackwater::test::GlobalPatternState;
 using slackwater::test::PatternState;
 
 constexpr int kUsage = 2;
@@ -42,7 +44,7 @@ int complain(int code, const std::string& what) {
   return code;
 }
 
-// What the state of a step is a function of: something else on each rank.
+// What the state of a step is a function of: something else on each rank, unless they hold it together.
 struct Numbers {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
@@ -50,7 +52,8 @@ struct Numbers {
 };
 
 // As a training loop would: a little of the state at a time, so that a kill meets it anywhere.
-int train(Engine& engine, PatternState& state, const Numbers& numbers, std::uint64_t step, std::uint64_t last,
+template <class AnyState>
+int train(Engine& engine, AnyState& state, const Numbers& numbers, std::uint64_t step, std::uint64_t last,
           bool report_early) {
   std::deque<Snapshot> under_way;
   const auto report = [&](bool all) -> bool {
@@ -78,28 +81,8 @@ int train(Engine& engine, PatternState& state, const Numbers& numbers, std::uint
   return report(true) ? 0 : kFailed;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc != 5 && argc != 7)
-    return complain(kUsage, "usage: kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD]");
-  const std::uint64_t size_bytes = std::strtoull(argv[2], nullptr, 10) << 20;
-  const std::uint64_t steps = std::strtoull(argv[3], nullptr, 10);
-  PatternState state({{"embedding", size_bytes / 2 + 13},
-                      {"layer.0.weight", size_bytes / 4},
-                      {"layer.1.weight", size_bytes / 4 - 4096},
-                      {"bias", 4096},
-                      {"scale", 1}});
-  Options options;
-  options.path = argv[1];
-  options.slab_bytes = 1u << 20;
-  options.pool_bytes = 4u << 20;
-  if (argc == 7) {
-    options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
-    options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));
-    options.fan_in = 2;
-  }
-  const Numbers numbers{options.rank, options.world};
+template <class AnyState>
+int run(const Options& options, AnyState state, const Numbers& numbers, std::uint64_t steps, bool report_early) {
   auto engine = Engine::open(options);
   if (!engine) return complain(kFailed, engine.error().to_string());
   const auto restored = engine->restore({}, state.plan());
@@ -113,9 +96,38 @@ int main(int argc, char** argv) {
     if (const auto difference = state.difference()) return complain(kWrongBytes, *difference);
   }
   say(fmt::format("restored {}", step));
-  const bool report_early = std::string_view(argv[4]) == "captured";
   if (const int failed = train(*engine, state, numbers, step, step + steps, report_early); failed != 0) return failed;
   if (const auto closed = engine->close(); !closed) return complain(kFailed, closed.error().to_string());
   say(fmt::format("done {}", step + steps));
   return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5 && argc != 7 && argc != 8) {
+    return complain(kUsage,
+                    "usage: kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD [local|global]]");
+  }
+  const std::uint64_t size_bytes = std::strtoull(argv[2], nullptr, 10) << 20;
+  const std::uint64_t steps = std::strtoull(argv[3], nullptr, 10);
+  const bool report_early = std::string_view(argv[4]) == "captured";
+  Options options;
+  options.path = argv[1];
+  options.slab_bytes = 1u << 20;
+  options.pool_bytes = 4u << 20;
+  if (argc > 5) {
+    options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
+    options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));
+    options.fan_in = 2;
+  }
+  if (argc == 8 && std::string_view(argv[7]) == "global")
+    return run(options, GlobalPatternState(size_bytes, options.rank, options.world), {0, 1}, steps, report_early);
+  return run(options,
+             PatternState({{"embedding", size_bytes / 2 + 13},
+                           {"layer.0.weight", size_bytes / 4},
+                           {"layer.1.weight", size_bytes / 4 - 4096},
+                           {"bias", 4096},
+                           {"scale", 1}}),
+             {options.rank, options.world}, steps, report_early);
 }

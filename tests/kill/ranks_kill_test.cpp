@@ -1,6 +1,6 @@
-// Four ranks, one of them killed at a random moment, the rest ended as a launcher does, all restarted: every rank goes
-// on from the same step, none goes back behind a step that any of them was told is committed, and none reads a wrong
-// byte.
+// Several ranks, one of them killed at a random moment, the rest ended as a launcher does, all restarted, on the same or another number
+// of ranks: every rank goes on from the same step, none goes back behind a step that any of them was told is committed, and none reads
+// a wrong byte.
 #include <signal.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <deque>
 #include <random>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -21,57 +22,74 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::uint32_t kWorld = 4;
 constexpr std::chrono::minutes kPatience{2};
 
-void start(std::deque<Trainer>& trainers, const std::string& run, std::uint64_t steps) {
-  for (std::uint32_t rank = 0; rank < kWorld; ++rank) trainers.emplace_back(run, 2, steps, "committed", rank, kWorld);
-}
-
-// All ranks that say where they go on say the same, and not before `floor`. Raises it to what was reported since.
-void meet(const std::deque<Trainer>& trainers, std::uint64_t& floor) {
-  std::optional<std::uint64_t> first;
-  for (const Trainer& trainer : trainers) {
-    const auto restored = trainer.last("restored");
-    if (!restored) continue;
-    EXPECT_GE(*restored, floor) << "a committed step was lost";
-    EXPECT_EQ(*restored, first.value_or(*restored)) << "ranks went on from different steps";
-    first = restored;
-  }
-  for (const Trainer& trainer : trainers) floor = std::max(floor, trainer.last("committed").value_or(0));
-}
-
-TEST(RanksKillTest, AllRanksGoOnTogetherFromTheLastStepThatAnyWasToldOf) {
-  const TempDir directory;
-  const std::string run = directory / "run";
-  const std::uint64_t kills = effort("SLACKWATER_RANK_KILLS", 10);
-  const std::uint64_t horizon_us = kSanitized ? 2'000'000 : 300'000;
-  std::mt19937_64 random(harness_seed());
-  std::uint64_t floor = 0;
-  for (std::uint64_t round = 0; round < kills; ++round) {
+class RanksKillTest : public ::testing::Test {
+ protected:
+  [[nodiscard]] std::deque<Trainer> start(std::uint32_t world, std::uint64_t steps, const char* tensors) {
     std::deque<Trainer> trainers;
-    start(trainers, run, 1'000'000);
+    for (std::uint32_t rank = 0; rank < world; ++rank)
+      trainers.emplace_back(directory_ / "run", 2, steps, "committed", rank, world, tensors);
+    return trainers;
+  }
+
+  // Kills one of them, then the rest.
+  void kill(std::deque<Trainer>& trainers, std::uint64_t round) {
+    const std::uint64_t horizon_us = kSanitized ? 2'000'000 : 300'000;
     // Half of the kills fall into training, half anywhere after the start.
     if (round % 2 == 0) trainers[0].listen(Clock::now() + kPatience, "committed");
-    const auto victim = static_cast<std::size_t>(random() % kWorld);
-    trainers[victim].listen(Clock::now() + std::chrono::microseconds(random() % (horizon_us >> (round % 4))));
+    const auto victim = static_cast<std::size_t>(random_() % trainers.size());
+    trainers[victim].listen(Clock::now() + std::chrono::microseconds(random_() % (horizon_us >> (round % 4))));
     EXPECT_EQ(trainers[victim].end(), 128 + SIGKILL) << "round " << round;
-    for (std::size_t rank = 0; rank < kWorld; ++rank) {
+    for (std::size_t rank = 0; rank < trainers.size(); ++rank) {
       if (rank == victim) continue;
       EXPECT_EQ(trainers[rank].end(), 128 + SIGKILL) << "round " << round << ", rank " << rank;
     }
-    meet(trainers, floor);
   }
-  EXPECT_GE(floor, kills / 2) << "killed too early to show anything";
 
-  std::deque<Trainer> last;
-  start(last, run, 2);
-  for (Trainer& trainer : last) {
-    trainer.listen(Clock::now() + kPatience, "done");
-    EXPECT_TRUE(trainer.last("done")) << "the last start did not come to its end";
+  // All ranks that say where they go on say the same, and not before what was reported. (Wrong bytes end a trainer with a code of its
+  // own.)
+  void meet(const std::deque<Trainer>& trainers) {
+    std::optional<std::uint64_t> first;
+    for (const Trainer& trainer : trainers) {
+      const auto restored = trainer.last("restored");
+      if (!restored) continue;
+      EXPECT_GE(*restored, reported_) << "a committed step was lost";
+      EXPECT_EQ(*restored, first.value_or(*restored)) << "ranks went on from different steps";
+      first = restored;
+    }
+    for (const Trainer& trainer : trainers) reported_ = std::max(reported_, trainer.last("committed").value_or(0));
   }
-  meet(last, floor);
-  fmt::print("{} kills of one of {} ranks, seed {}: {} steps, none lost\n", kills, kWorld, harness_seed(), floor);
+
+  void kill_over_and_over(const std::vector<std::uint32_t>& worlds, const char* tensors) {
+    const std::uint64_t kills = effort("SLACKWATER_RANK_KILLS", 20);
+    for (std::uint64_t round = 0; round < kills; ++round) {
+      std::deque<Trainer> trainers = start(worlds[round % worlds.size()], 1'000'000, tensors);
+      kill(trainers, round);
+      meet(trainers);
+    }
+    EXPECT_GE(reported_, kills / 2) << "killed too early to show anything";
+    for (const std::uint32_t world : worlds) {
+      std::deque<Trainer> last = start(world, 2, tensors);
+      for (Trainer& trainer : last) {
+        trainer.listen(Clock::now() + kPatience, "done");
+        EXPECT_TRUE(trainer.last("done")) << "the last start on " << world << " ranks did not come to its end";
+      }
+      meet(last);
+    }
+    fmt::print("{} kills of one of {} ranks, {} tensors, seed {}: {} steps, none lost\n", kills,
+               fmt::join(worlds, ", "), tensors, harness_seed(), reported_);
+  }
+
+  const TempDir directory_;
+  std::mt19937_64 random_{harness_seed()};
+  std::uint64_t reported_ = 0;
+};
+
+TEST_F(RanksKillTest, AllRanksGoOnTogetherFromTheLastStepThatAnyWasToldOf) { kill_over_and_over({4}, "local"); }
+
+TEST_F(RanksKillTest, AnotherNumberOfRanksGoesOnFromTheLastStepThatAnyWasToldOf) {
+  kill_over_and_over({4, 2, 3}, "global");
 }
 
 }  // namespace

@@ -26,14 +26,14 @@ class Trainer {
   using Clock = std::chrono::steady_clock;
 
   Trainer(const std::string& directory, std::uint64_t size_mib, std::uint64_t steps, const char* when = "committed",
-          std::uint32_t rank = 0, std::uint32_t world = 1) {
+          std::uint32_t rank = 0, std::uint32_t world = 1, const char* tensors = "local") {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("cannot make a pipe");
     out_ = UniqueFd(ends[0]);
     const UniqueFd theirs(ends[1]);
     std::vector<std::string> words{KILL_TRAINER,          directory, std::to_string(size_mib),
                                    std::to_string(steps), when,      std::to_string(rank),
-                                   std::to_string(world)};
+                                   std::to_string(world), tensors};
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);

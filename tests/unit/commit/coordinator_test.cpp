@@ -124,14 +124,14 @@ TEST_P(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
   EXPECT_EQ(heard(*member, {"outcomes", 7, 3}, within(20'000))["step"], 3);
 }
 
-TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnownWhereMessagesCanBeListed) {
+TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   using Steps = std::map<std::uint32_t, std::uint64_t>;
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), Steps());
-  for (const std::uint64_t step : {9, 10}) ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Json::object()));
   ASSERT_TRUE(member->publish({"votes-g0000", 6, 99}, 1, Json::object()));
-  EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), GetParam() ? Steps() : (Steps{{1, 10}}));
+  for (const std::uint64_t step : {9, 10}) ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Json::object()));
+  EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), (Steps{{1, 10}}));
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0}), Steps());
 }
 
@@ -249,7 +249,7 @@ TEST_F(StoreCoordinatorTest, WordsThatCameTooLateGoWithTheNext) {
   ASSERT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, {{"step", 1}}));
   ASSERT_TRUE(ranks[1]->publish({"votes", 1, 2}, 1, {{"step", 2}}));
   ranks[1]->forget({"votes", 1, 2}, 1);
-  EXPECT_EQ(store_.values().size(), before);
+  EXPECT_EQ(store_.values().size(), before + 1);  // where it is, one key for ever
 }
 
 TEST_F(StoreCoordinatorTest, TheLastToLeaveClearsEverythingAway) {

@@ -255,6 +255,7 @@ TEST_F(RanksTest, AZombieOfAnEarlierAttemptHarmsNothing) {
   start(2);  // ends the old leader; rank 1 of the old run lives on
   for (const Outcome& restored : restore_all()) ASSERT_TRUE(restored.result && *restored.result);
   commit_all(2);
+  ASSERT_TRUE(ranks_[0]->engine->wait(Level::kCommitted));  // what the old run left is cleared away
   const Status late = save(*zombie->engine, 2, zombie->model).wait(Level::kCommitted);
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().kind, ErrorKind::kAborted) << late.error().to_string();
