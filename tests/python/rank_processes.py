@@ -57,7 +57,7 @@ os._exit(0)
 """
 
 
-def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, timeout: float = 100) -> dict[str, Any]:
+def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, timeout: float = 300) -> dict[str, Any]:
     """``program`` defines main(rank). Its output ("rank: ...") and errors are in the answer, with each exit code and
     the keys that Slackwater has left in the store. ``severed``: a rank dies on the way, so they do not end together.
     """
