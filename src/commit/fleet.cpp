@@ -30,6 +30,15 @@ std::string instead(std::uint64_t step) {
   return fmt::format("saved step {} instead; save the same steps on all ranks", step);
 }
 
+// Whether there is a record of every rank, and its part of the index; both are in the order of the ranks.
+bool speaks_for_all(const Ballot& ballot, std::uint32_t world) {
+  if (ballot.records.size() != world || ballot.index_parts.size() != world) return false;
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    if (ballot.records[rank].rank != rank || ballot.index_parts[rank].rank != rank) return false;
+  }
+  return true;
+}
+
 std::string seconds_text(std::chrono::milliseconds time) {
   return format_seconds(std::chrono::duration<double>(time).count());
 }
@@ -93,10 +102,25 @@ Topic Fleet::attempt_topic(std::uint64_t epoch) {
 }
 
 Status Fleet::announce_attempt(std::uint64_t epoch, std::uint64_t step, const Result<Attempt>& attempt) {
-  SW_TRY(coordinator_.publish(attempt_topic(epoch), 0,
-                              {{"step", step},
-                               {"number", attempt ? attempt->number : 0},
-                               {"refusal", attempt ? std::string() : attempt.error().to_string()}}));
+  const std::uint32_t number = attempt ? attempt->number : 0;
+  const Json body = {
+      {"step", step}, {"number", number}, {"refusal", attempt ? std::string() : attempt.error().to_string()}};
+  for (;;) {
+    const Status told = coordinator_.publish(attempt_topic(epoch), 0, body);
+    if (told) break;
+    if (told.error().kind != ErrorKind::kAlreadyExists) return told;
+    // An earlier announcement got through though it did not look so. The same attempt is told then; behind a refusal
+    // comes the next announcement.
+    Json said = Json::object();
+    const auto take = [&](std::uint32_t, const Json& earlier) {
+      said = earlier;
+      return true;
+    };
+    SW_ASSIGN(const bool heard, look(attempt_topic(epoch), {0}, {}, take));
+    SW_ASSIGN(const std::uint32_t known, heard ? json_u32(said, "number", "attempts") : fail(told.error()));
+    if (known != 0) return known == number ? Status() : told;
+    ++refusals_;
+  }
   if (!attempt) ++refusals_;
   return {};
 }
@@ -247,8 +271,10 @@ Result<Ballot> Fleet::vote(const VersionName& version, const std::string& direct
                fmt::format("did not report within {} for its group of {}: late, dead, or saving another step",
                            seconds_text(options_.timeout * 5 / 4), options_.fan_in)));
   }
-  if (all.failures.empty() && all.records.size() != options_.world) {
-    return fail(ErrorKind::kInternal, fmt::format("{} ranks have {} records", options_.world, all.records.size()),
+  if (all.failures.empty() && !speaks_for_all(all, options_.world)) {
+    return fail(ErrorKind::kMismatch,
+                fmt::format("{} records came for {} ranks, not one of each; set the same fan_in on all ranks",
+                            all.records.size(), options_.world),
                 directory);
   }
   return all;

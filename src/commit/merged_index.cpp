@@ -59,6 +59,7 @@ class Merging {
       for (IndexEntry& entry : parts_[i]) SW_TRY(add(std::move(entry), from_[i].rank));
       parts_[i] = {};
     }
+    SW_TRY(check_apart());
     SW_TRY(check_complete(all_));
     merged_.text = serialize_index(all_);
     if (shards_ > kMaxShards || merged_.text.size() > kMaxIndexBytes) {
@@ -95,6 +96,22 @@ class Merging {
     all_.pop_back();
     first_rank_.pop_back();
     return unite(all_[*known], first_rank_[*known], std::move(entry), rank);
+  }
+
+  // What one rank has as its own must not be called as what others hold together: that rank would see two of one name.
+  Status check_apart() const {
+    if (!merged_.has_local || !merged_.has_global) return {};
+    for (const IndexEntry& entry : all_) {
+      const std::optional<std::uint32_t> owner = rank_of_local_name(entry.name);
+      if (!owner) continue;
+      const std::string_view name = std::string_view(entry.name).substr(local_name(*owner, {}).size());
+      if (const auto global = names_.find(name)) {
+        return disagree(fmt::format(
+            "tensor '{}' is rank {}'s own, but on rank {} a part of a global tensor; hand it over alike on all ranks",
+            name, *owner, first_rank_[*global]));
+      }
+    }
+    return {};
   }
 
   static Status unite(IndexEntry& into, std::uint32_t into_rank, IndexEntry from, std::uint32_t rank) {

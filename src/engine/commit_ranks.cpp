@@ -29,11 +29,12 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
 Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots) {
   std::string reason;          // to give the step up
   std::optional<Error> error;  // the same, or what came of the attempt to commit
+  bool tried = false;          // to write the decision to commit: it may be there even if that looked like a failure
   if (!ballots) {
     reason = fmt::format("rank 0: {}", ballots.error().message);
   } else if (!ballots->failures.empty()) {
     reason = describe(ballots->failures);
-  } else if (Status published = publish_commit(voyage, std::move(*ballots)); !published) {
+  } else if (Status published = publish_commit(voyage, std::move(*ballots), tried); !published) {
     error = std::move(published).error();
     const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
     // What ranks disagree about names them itself.
@@ -41,7 +42,7 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
       reason = error->kind == ErrorKind::kMismatch ? error->message : fmt::format("rank 0: {}", error->to_string());
     }
   }
-  if (!reason.empty()) error = give_up_for_all(voyage, reason);
+  if (!reason.empty()) error = give_up_for_all(voyage, reason, tried);
   if (const Status told = fleet_->announce(voyage.name, {error}); !told) {
     log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
               voyage.name.step, told.error().to_string());
@@ -51,7 +52,7 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
 }
 
 // The error of all ranks; nullopt: the step is committed, because the decision got through though it did not look so.
-std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const std::string& reason) {
+std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const std::string& reason, bool tried) {
   Manifest manifest = manifest_of(voyage, Decision::kAbort);
   manifest.reason = reason;
   std::lock_guard lock(versions_mutex_);
@@ -60,6 +61,12 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
   // Another rank may have been first: its words are the ones that everybody gets.
   if (decided) return aborted_everywhere(voyage.name.step, decided->reason, voyage.directory);
   if (decided.error().kind == ErrorKind::kInDoubt) return decided.error();
+  if (tried && decided.error().kind != ErrorKind::kNotFound) {
+    return Error{ErrorKind::kInDoubt,
+                 fmt::format("neither that step {} is committed nor that it is given up could be written down: {}",
+                             voyage.name.step, decided.error().message),
+                 voyage.directory};
+  }
   // Only the leader commits, so nothing can commit this step any more, though this did not get through. Perhaps no rank
   // has come as far as to make the directory.
   if (decided.error().kind != ErrorKind::kNotFound) {
@@ -68,7 +75,7 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
   return aborted_everywhere(voyage.name.step, reason, voyage.directory);
 }
 
-Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots) {
+Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& tried) {
   if (auto mismatch = replica_mismatch(ballots)) return fail(ErrorKind::kMismatch, std::move(*mismatch));
   SW_ASSIGN(const auto index, ledger_.merge(voyage.name.attempt, std::move(ballots.index_parts)));
   Manifest manifest = manifest_of(voyage, Decision::kCommit);
@@ -81,6 +88,7 @@ Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots) {
   manifest.tensor_count = index->tensor_count;
   std::lock_guard lock(versions_mutex_);
   SW_TRY(versions_->write_index(voyage.name, index->text));
+  tried = true;
   SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort)
     return fail(aborted_everywhere(voyage.name.step, decided.reason, voyage.directory));

@@ -37,11 +37,25 @@ void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
     try {
       status = commit(voyage, stop);
     } catch (const std::exception& trouble) {
-      status = fail(ErrorKind::kOutOfMemory,
+      // Once this rank has voted the others may commit, whatever happens here.
+      status = fail(voyage.voted ? ErrorKind::kInDoubt : ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
     snapshot.conclude(status);
   }
+  try {
+    wind_up(voyage, status, stop);
+  } catch (const std::exception& trouble) {
+    log_.error("what step {} left behind could not be cleared away: {}", snapshot.step(), trouble.what());
+  }
+  std::lock_guard lock(mutex_);
+  end_turn(status.has_value());
+  ++(snapshot.failed() ? stats_.snapshots_failed : stats_.snapshots_committed);
+}
+
+// Tells who must hear of it, and keeps and clears away what is left of it.
+void Engine::Impl::wind_up(Voyage& voyage, const Status& status, const std::stop_token& stop) {
+  Snapshot::Impl& snapshot = *voyage.snapshot;
   if (!status && fleet_ && !voyage.voted) report_failure(voyage, status.error(), stop);
 
   if (status) {
@@ -55,15 +69,10 @@ void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
     // In doubt: the decision may be on disk, so nothing is taken away.
     if (kept.kind != ErrorKind::kInDoubt) fleet_ ? discard_own_files(voyage) : clear_away(voyage);
   }
-  std::lock_guard lock(mutex_);
-  end_turn(status.has_value());
-  if (snapshot.failed()) {
-    ++stats_.snapshots_failed;
-    if (const auto torn = snapshot.torn_tensor(); torn && known_torn_.insert(*torn).second) {
+  if (const auto torn = snapshot.torn_tensor()) {
+    std::lock_guard lock(mutex_);
+    if (known_torn_.insert(*torn).second)
       log_.warn("tensor '{}' changes before the fence: it is captured inside save() from now on", *torn);
-    }
-  } else {
-    ++stats_.snapshots_committed;
   }
 }
 
@@ -101,7 +110,7 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   known_part_ = part;
   if (!voyage.replica_digests.empty()) {
     std::lock_guard lock(mutex_);
-    replicas_compared_ = true;
+    replicas_compared_ = voyage.replicas;
   }
   return {};
 }

@@ -104,10 +104,15 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
                             .sealed_by_caller = state.sealed_by_caller,
                             .tensor_count = state.tensors.size()};
   std::set<std::string, std::less<>> known_torn;
+  const std::uint64_t replicas = fleet_ ? list_of_replicas(state) : 0;
   bool compare_replicas = false;
   {
     Lock lock(mutex_);
     SW_TRY(check_step(step));
+    // Before anything can go wrong with this step: whatever comes of it, what was there goes on counting.
+    if (!attempt_ && to_adopt_.empty() && !last_step_) {
+      for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
+    }
     if (active_.empty()) facts_->note_progress();  // an idle engine has not stalled
     if (turns_) {
       // What is in flight here does not count: all ranks save the steps that rank 0 gives them, and no other.
@@ -135,7 +140,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
     }
     facts_->note_progress();  // this snapshot has not stalled, however long an earlier one takes to sync
     known_torn = known_torn_;
-    compare_replicas = fleet_ && !replicas_compared_;
+    compare_replicas = replicas != replicas_compared_;
   }
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
@@ -166,15 +171,13 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   voyage->snapshot = snapshot;
   voyage->state = std::move(state);
   voyage->captured = std::move(taken->captured);
+  voyage->replicas = replicas;
   voyage->replica_digests = std::move(taken->replica_digests);
   snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
     if (const auto self = weak.lock()) give_up(self, error);
   });
   {
     std::lock_guard lock(mutex_);
-    if (!attempt_ && to_adopt_.empty() && !last_step_) {
-      for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
-    }
     last_step_ = step;
     if (auto started = start_threads(); !started) {
       threads_error = std::move(started).error();
@@ -367,9 +370,16 @@ Status Engine::Impl::ensure_attempt(Voyage& voyage, const std::stop_token& stop)
   Result<Attempt> attempt;
   {
     std::lock_guard versions_lock(versions_mutex_);
-    attempt = fleet_ && !fleet_->leads() ? versions_->accept(voyage.name.attempt, options_.rank, fleet_->id())
-                                         : versions_->claim(options_.run_name, std::move(adopted), std::move(members));
+    if (fleet_ && !fleet_->leads()) {
+      attempt = versions_->accept(voyage.name.attempt, options_.rank, fleet_->id());
+    } else if (claimed_ && claimed_->first == epoch) {
+      attempt = claimed_->second;
+    } else {
+      attempt = versions_->claim(options_.run_name, std::move(adopted), std::move(members));
+    }
   }
+  // Should the others not hear of it now, or not seem to: the next step tells them of the same.
+  if (attempt) claimed_.emplace(epoch, *attempt);
   const Status told = fleet_ && fleet_->leads() ? fleet_->announce_attempt(epoch, step, attempt) : Status();
   if (!attempt) return fail(std::move(attempt).error());
   SW_TRY(told);

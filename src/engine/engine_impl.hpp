@@ -77,6 +77,7 @@ class Engine::Impl {
 
   // Which steps are saved where several ranks skip some (skip_ranks.cpp).
   void turn_loop(std::stop_token stop);
+  [[nodiscard]] Status take_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop);
   [[nodiscard]] Result<std::uint64_t> next_turn(std::uint32_t attempt, std::uint64_t number,
                                                 const std::stop_token& stop);
   void use_turn(std::uint32_t attempt, std::uint64_t from);
@@ -94,6 +95,7 @@ class Engine::Impl {
 
   void commit_loop(std::stop_token stop);
   void finish(Voyage& voyage, const std::stop_token& stop);  // commits or clears away one voyage that arrived
+  void wind_up(Voyage& voyage, const Status& status, const std::stop_token& stop);
   [[nodiscard]] Status commit(Voyage& voyage, const std::stop_token& stop);
   [[nodiscard]] Ballot ballot_of(Voyage& voyage, RecordReference record) const;
   [[nodiscard]] Manifest manifest_of(const Voyage& voyage, Decision decision) const;
@@ -101,8 +103,8 @@ class Engine::Impl {
   // Of several ranks (commit_ranks.cpp).
   [[nodiscard]] Status decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop);
   [[nodiscard]] Status decide_for_all(const Voyage& voyage, Result<Ballot> ballots);
-  [[nodiscard]] Status publish_commit(const Voyage& voyage, Ballot ballots);
-  [[nodiscard]] std::optional<Error> give_up_for_all(const Voyage& voyage, const std::string& reason);
+  [[nodiscard]] Status publish_commit(const Voyage& voyage, Ballot ballots, bool& tried);
+  [[nodiscard]] std::optional<Error> give_up_for_all(const Voyage& voyage, const std::string& reason, bool tried);
   [[nodiscard]] Status learn_outcome(const Voyage& voyage, const std::stop_token& stop);
   void report_failure(Voyage& voyage, const Error& error, const std::stop_token& stop);
   void discard_own_files(const Voyage& voyage);
@@ -159,6 +161,7 @@ class Engine::Impl {
   std::vector<CatalogEntry> unreadable_;        // versions whose manifest could not be read
   std::optional<std::uint64_t> last_step_;      // saved or restored by this engine
   std::optional<Attempt> attempt_;
+  std::optional<std::pair<std::uint64_t, Attempt>> claimed_;  // of the plan thread: by the epoch; told to all or not
   std::vector<VersionName> to_adopt_;
   std::uint64_t epoch_ = 0;     // restores that chose a version: each goes on under another attempt
   std::uint64_t restores_ = 0;  // calls of restore(); of the trainer's thread
@@ -170,8 +173,8 @@ class Engine::Impl {
   std::uint64_t turns_owed_ = 0;    // of rank 0: steps that have ended, without a new turn for them yet
   std::stop_source turn_wait_;      // ends the wait for a turn of an attempt that is over
   bool closed_ = false;
-  bool replicas_compared_ = false;  // a commit under this attempt has shown that they are alike
-  bool told_pool_ = false;          // of the commit thread
+  std::uint64_t replicas_compared_ = 0;  // list_of_replicas() that a commit under this attempt has shown to be alike
+  bool told_pool_ = false;               // of the commit thread
   bool pipeline_stopped_ = false;
 
   // Made at open or by the plan thread, under mutex_; then constant until shut_down().

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -62,6 +63,14 @@ class Digesting {
 };
 
 }  // namespace
+
+std::uint64_t list_of_replicas(const State& state) {
+  std::uint64_t list = 0;
+  for (const Tensor& tensor : state.tensors) {
+    if (tensor.shard && tensor.shard->replicas > 1) list += digest64(std::as_bytes(std::span(tensor.name))) | 1;
+  }
+  return list;
+}
 
 Result<ReplicaDigestsOfRank> digest_replicas(const State& state, Devices& devices) {
   return Digesting(state, devices).run();

@@ -1,6 +1,6 @@
 // Digests of the tensors that other ranks hold too, by which the leader sees that they are alike. Taken inside save(), of
 // all their bytes (host memory: about what a memory bus carries; a CUDA device: what its bus carries), and so only until
-// the first commit of an attempt. Thread rule: the trainer's thread.
+// an attempt has committed the same list of them. Thread rule: the trainer's thread.
 #pragma once
 
 #include <map>
@@ -16,6 +16,10 @@ namespace slackwater {
 
 // By replica group: name of the box, as files have it, and digest of dtype, box and bytes; in the order of the names.
 using ReplicaDigestsOfRank = std::map<std::string, std::vector<std::pair<std::string, Digest128>>>;
+
+// Which tensors these are, in any order: another number as soon as one comes or goes, as the state of an optimizer does
+// at its first step. 0: there are none.
+[[nodiscard]] std::uint64_t list_of_replicas(const State& state);
 
 // Waits for the device where tensors lie on one. Needs check_state() to have passed.
 [[nodiscard]] Result<ReplicaDigestsOfRank> digest_replicas(const State& state, Devices& devices);

@@ -135,7 +135,7 @@ Pool* Engine::Impl::idle_pool() {
 void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catalog) {
   std::lock_guard lock(mutex_);
   attempt_.reset();
-  replicas_compared_ = false;
+  replicas_compared_ = 0;
   to_adopt_.clear();
   for (const VersionInfo& counting : catalog.counting()) {
     if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});

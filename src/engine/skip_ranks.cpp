@@ -1,5 +1,6 @@
 // Skipping steps where several ranks save together (on_busy=skip): rank 0 gives turns (commit/save_turns.hpp), all save
 // the same steps, and nobody's trainer waits for word. docs/ranks.md has the protocol.
+#include <exception>
 #include <utility>
 
 #include "base/result.hpp"
@@ -19,19 +20,28 @@ void Engine::Impl::turn_loop(std::stop_token stop) {
       if (!changed_.wait(lock, stop, due) || stop.stop_requested()) return;
       if (std::exchange(attempt, attempt_->number) != attempt_->number) number = 0;
     }
-    const auto from = next_turn(attempt, number, stop);
-    if (from) {
-      use_turn(attempt, *from);
+    const Status turned = take_turn(attempt, number, stop);
+    if (turned) {
       ++number;
       continue;
     }
     // kClosed: told to stop, or the attempt is over.
-    if (from.error().kind != ErrorKind::kClosed && !std::exchange(told, true)) {
+    if (turned.error().kind != ErrorKind::kClosed && !std::exchange(told, true)) {
       log_.error("the ranks cannot agree on the next step to save, and go on trying; until then none is saved: {}",
-                 from.error().to_string());
+                 turned.error().to_string());
     }
     Lock lock(mutex_);
     changed_.wait_for(lock, stop, kPause, [&] { return attempt_ && attempt_->number != attempt; });
+  }
+}
+
+Status Engine::Impl::take_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
+  try {
+    SW_ASSIGN(const std::uint64_t from, next_turn(attempt, number, stop));
+    use_turn(attempt, from);
+    return {};
+  } catch (const std::exception& trouble) {  // no memory: training goes on, and so does this thread
+    return fail(ErrorKind::kOutOfMemory, trouble.what());
   }
 }
 
@@ -42,6 +52,7 @@ Result<std::uint64_t> Engine::Impl::next_turn(std::uint32_t attempt, std::uint64
   std::stop_source wait;
   {
     std::lock_guard lock(mutex_);
+    if (!attempt_ || attempt_->number != attempt) return fail(ErrorKind::kClosed, "the attempt is over");
     from = turns_->next(clock_->now());
     turn_wait_ = wait;
   }

@@ -28,7 +28,8 @@ struct Voyage {
   std::shared_ptr<Snapshot::Impl> snapshot;
   State state;  // with the tensors this rank writes
   Capture captured;
-  ReplicaDigestsOfRank replica_digests;  // none once replicas have been compared
+  std::uint64_t replicas = 0;            // list_of_replicas()
+  ReplicaDigestsOfRank replica_digests;  // none once these replicas have been compared
 
   // Set by the plan thread.
   Attempt attempt;

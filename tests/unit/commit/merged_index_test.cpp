@@ -90,6 +90,9 @@ TEST(MergeIndex, RanksThatDisagreeAreNamed) {
   expect_words(trouble({zero, part(1, {stored("w", {4}, {shard(0, {2}, {2})})})}), "rank 1 claims tensor 'w'");
   expect_words(trouble({part(0, {stored(local_name(1, "w"), {2}, {shard(0, {0}, {2})})})}),
                "rank 0 claims tensor 'rank-00001/w'");
+  expect_words(trouble({part(0, {stored("w", {4}, {shard(0, {0}, {4})})}),
+                        part(1, {stored(local_name(1, "w"), {4}, {shard(1, {0}, {4})})})}),
+               "tensor 'w' is rank 1's own, but on rank 0 a part of a global tensor");
   IndexPart damaged = zero;
   damaged.text[20] ^= 1;
   expect_words(trouble({damaged}), "rank 0's part of the index");

@@ -237,6 +237,24 @@ TEST_F(GlobalTensorsTest, ReplicasThatDifferAbortUntilTheyAreAlike) {
   commit_all(4, state_of);
 }
 
+TEST_F(GlobalTensorsTest, ReplicasThatComeLaterAreComparedWhenTheyCome) {
+  start(2);
+  const Bytes good = model_.add("w", 30 * 10);
+  Bytes bad = good;
+  bad[0] ^= std::byte{1};
+  bool stepped = false;
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(replica_of(box_of("w", good, {30, 10}, {0, 0}, {30, 10}), rank, 2));
+    const Bytes& moments = rank == 1 ? bad : good;  // as an optimizer has them after its first step
+    if (stepped) state.tensors.push_back(replica_of(box_of("m", moments, {30, 10}, {0, 0}, {30, 10}), rank, 2));
+    return state;
+  };
+  commit_all(1, state_of);
+  stepped = true;
+  expect_abort(2, state_of, "tensor 'm' of replica group 'dp' is not the same on rank 0 and rank 1");
+}
+
 TEST_F(GlobalTensorsTest, ValuesThatDifferAreListedInTheManifest) {
   start(3);
   bool differ = true;
