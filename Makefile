@@ -140,6 +140,12 @@ bench-lazy: build  ## nine minutes: lazy copies on a simulated GPU beside the pa
 	build/release/src/cli/slackwater bench lazy --dir build --json bench/results/lazy.json $(ARGS)
 	$(PYTHON) bench/lazy_plots.py bench/results/lazy.json bench/results
 
+.PHONY: bench-commit
+bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
+	cmake --build build/release --target sw_cli
+	mkdir -p bench/results
+	build/release/src/cli/slackwater bench commit --dir build --json bench/results/commit.json $(ARGS)
+
 ## Care ---------------------------------------------------------------------------------------------------------------
 
 # The folders of source files changed since this commit are checked by clang-tidy in `make lint`.

@@ -2,6 +2,8 @@
 #   Target sw_<folder>, made of src/<folder>. USES names the only other folders it may include from; LIBRARIES are third-party.
 # slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...])
 #   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan.
+# slackwater_mpirun(<variable>)
+#   The words that start ranks on this machine alone, talking through shared memory; next come their number and the program.
 
 add_library(sw_flags INTERFACE)
 target_compile_options(sw_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
@@ -62,4 +64,15 @@ function(slackwater_test name)
     add_dependencies(threads_tests ${name})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
+endfunction()
+
+function(slackwater_mpirun variable)
+  # Leaks are MPI's own here: what it and our store leave to the end of the process.
+  set(words ${CMAKE_COMMAND} -E env "ASAN_OPTIONS=detect_leaks=0" ${MPIEXEC_EXECUTABLE})
+  execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE version ERROR_QUIET)
+  if(version MATCHES "Open MPI|OpenRTE|PRRTE")
+    list(APPEND words --oversubscribe --allow-run-as-root --bind-to none --timeout 120
+      --mca pml ob1 --mca btl self,vader --mca btl_vader_single_copy_mechanism none --mca oob_tcp_if_include lo)
+  endif()
+  set(${variable} ${words} ${MPIEXEC_NUMPROC_FLAG} PARENT_SCOPE)
 endfunction()

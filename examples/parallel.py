@@ -38,7 +38,7 @@ def train(
     parts: int,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """This rank computes ``part`` of ``parts`` of every batch; ``group``, by default all ranks, computes all of them."""
+    """This rank computes ``part`` of ``parts`` of every batch; ``group``, by default all ranks, all of them."""
     args.directory.parent.mkdir(parents=True, exist_ok=True)
     leads = dist.get_rank() == 0
     with sw.Checkpointer(args.directory) as ckpt:  # finds out itself which rank it is

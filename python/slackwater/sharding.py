@@ -101,10 +101,7 @@ class Where(NamedTuple):
 
 
 class Seat:
-    """Which of how many ranks this process is, and where its tensors sit. Made once, so that DTensors are looked at once.
-
-    One thread at a time.
-    """
+    """Which of how many ranks this process is, and where its tensors sit: worked out once. One thread at a time."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank = rank

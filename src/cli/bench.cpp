@@ -10,9 +10,9 @@
 #include <fmt/format.h>
 
 #include "cli/bench_lazy.hpp"
+#include "cli/bench_verbs.hpp"
 #include "cli/location.hpp"
 #include "cli/text.hpp"
-#include "cli/verbs.hpp"
 
 namespace slackwater::cli {
 namespace {
@@ -38,7 +38,52 @@ struct Arguments {
   bool strict = false;
 };
 
-// One line on the terminal that is rewritten; nothing where stderr is not one.
+int lazy_failed(const Error& error) {
+  print_error(error);
+  return error.kind == ErrorKind::kCorrupt ? kDamaged : kFailed;
+}
+
+int run_lazy(const Arguments& arguments) {
+  const auto gpus = SimulatedGpu::load(arguments.simulator, kLanes);
+  if (!gpus) return lazy_failed(gpus.error());
+  std::vector<std::unique_ptr<Runner>> lanes;
+  for (const auto& gpu : *gpus) {
+    auto runner = Runner::create(*gpu, arguments.directory);
+    if (!runner) return lazy_failed(runner.error());
+    lanes.push_back(std::move(*runner));
+  }
+  LazyPlan plan = arguments.quick ? LazyPlan::quick() : LazyPlan::full();
+  if (!arguments.only.empty()) plan.sections = fmt::format("{}", fmt::join(arguments.only, ""));
+
+  const auto figures = measure(lanes, plan, show_progress);
+  show_progress({});
+  if (!figures) return lazy_failed(figures.error());
+  print_figures(*figures);
+  if (!arguments.json_file.empty() && !write_json(arguments.json_file, figures_json(*figures))) {
+    print_problem("error", fmt::format("cannot write the figures to {}", arguments.json_file));
+    return kFailed;
+  }
+  const bool missed = !std::ranges::all_of(figures->verdicts, &Verdict::met);
+  return missed && arguments.strict ? kFailed : kFine;
+}
+
+Verb add_lazy(CLI::App& bench) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* lazy =
+      bench.add_subcommand("lazy", "Checkpoints at every iteration of a simulated GPU, beside the paper's figures");
+  lazy->add_option("--simulator", arguments->simulator,
+                   "Path of libslackwater_sim_cuda.so (default: in the build tree)");
+  lazy->add_option("--dir", arguments->directory, "Where to write: the disk that is measured (default: here)");
+  lazy->add_option("--only", arguments->only, "Only this part; may be repeated")->check(CLI::IsMember({"a", "b", "c"}));
+  lazy->add_option("--json", arguments->json_file, "File for all figures as one JSON document");
+  lazy->add_flag("--quick", arguments->quick, "Ten seconds: shows that everything works, proves nothing");
+  lazy->add_flag("--strict", arguments->strict, "A missed goal makes exit code 2");
+  lazy->footer(kFooter);
+  return {lazy, [arguments] { return run_lazy(*arguments); }};
+}
+
+}  // namespace
+
 void show_progress(const std::string& what) {
   if (isatty(STDERR_FILENO) != 1) return;
   fmt::print(stderr, "\r\033[K{}", what);
@@ -53,52 +98,12 @@ bool write_json(const std::string& path, const OrderedJson& json) {
   return std::fclose(file) == 0 && written;
 }
 
-int failed(const Error& error) {
-  print_error(error);
-  return error.kind == ErrorKind::kCorrupt ? kDamaged : kFailed;
-}
-
-int run(const Arguments& arguments) {
-  const auto gpus = SimulatedGpu::load(arguments.simulator, kLanes);
-  if (!gpus) return failed(gpus.error());
-  std::vector<std::unique_ptr<Runner>> lanes;
-  for (const auto& gpu : *gpus) {
-    auto runner = Runner::create(*gpu, arguments.directory);
-    if (!runner) return failed(runner.error());
-    lanes.push_back(std::move(*runner));
-  }
-  LazyPlan plan = arguments.quick ? LazyPlan::quick() : LazyPlan::full();
-  if (!arguments.only.empty()) plan.sections = fmt::format("{}", fmt::join(arguments.only, ""));
-
-  const auto figures = measure(lanes, plan, show_progress);
-  show_progress({});
-  if (!figures) return failed(figures.error());
-  print_figures(*figures);
-  if (!arguments.json_file.empty() && !write_json(arguments.json_file, figures_json(*figures))) {
-    print_problem("error", fmt::format("cannot write the figures to {}", arguments.json_file));
-    return kFailed;
-  }
-  const bool missed = !std::ranges::all_of(figures->verdicts, &Verdict::met);
-  return missed && arguments.strict ? kFailed : kFine;
-}
-
-}  // namespace
-
 Verb add_bench(CLI::App& parser) {
-  auto arguments = std::make_shared<Arguments>();
   CLI::App* bench = parser.add_subcommand("bench", "Measure the engine");
   bench->require_subcommand(1);
-  CLI::App* lazy =
-      bench->add_subcommand("lazy", "Checkpoints at every iteration of a simulated GPU, beside the paper's figures");
-  lazy->add_option("--simulator", arguments->simulator,
-                   "Path of libslackwater_sim_cuda.so (default: in the build tree)");
-  lazy->add_option("--dir", arguments->directory, "Where to write: the disk that is measured (default: here)");
-  lazy->add_option("--only", arguments->only, "Only this part; may be repeated")->check(CLI::IsMember({"a", "b", "c"}));
-  lazy->add_option("--json", arguments->json_file, "File for all figures as one JSON document");
-  lazy->add_flag("--quick", arguments->quick, "Ten seconds: shows that everything works, proves nothing");
-  lazy->add_flag("--strict", arguments->strict, "A missed goal makes exit code 2");
-  lazy->footer(kFooter);
-  return {lazy, [arguments] { return run(*arguments); }};
+  const Verb lazy = add_lazy(*bench);
+  const Verb commit = add_bench_commit(*bench);
+  return {bench, [lazy, commit] { return lazy.parser->parsed() ? lazy.run() : commit.run(); }};
 }
 
 }  // namespace slackwater::cli

@@ -18,6 +18,7 @@ constexpr const char* kFooter = R"(Examples:
   slackwater verify runs/gpt                    read every byte of every checkpoint
   slackwater verify runs/gpt@42 --json          the same for one, for programs
   slackwater bench lazy --quick                 lazy checkpoints on a simulated GPU
+  slackwater bench commit --quick               commits of many ranks
 
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage or nothing readable there.)";
 

@@ -103,7 +103,11 @@ Result<bool> DirectoryCoordinator::collect(const std::string& session, const Top
   if (!entries) {
     // Nobody has said anything yet, or the whole session is gone. Other trouble may pass: the next look tells.
     if (entries.error().kind != ErrorKind::kNotFound) return true;
-    const auto alive = fs_.status(session_path(session));
+    // A rank that looks for its run may bring the directory of an earlier session back, by joining it; never the roster.
+    const bool ours = session == this->session();
+    const auto alive =
+        fs_.status(ours ? fmt::format("{}/{}", box_path(session, roster_topic().box), message_file(roster_topic(), 0))
+                        : session_path(session));
     if (!alive && alive.error().kind == ErrorKind::kNotFound) return fail(over(session));
     return true;
   }
@@ -258,11 +262,9 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
   for (;;) {
     SW_TRY(answer_sessions(self));
     for (const std::string& session : std::vector(answered_.begin(), answered_.end())) {
-      std::vector<std::string> members;
-      std::string refused;
+      Result<std::vector<std::string>> roster;
       const auto take = [&](std::uint32_t, const Json& body) {
-        refused = read_refusal(body);
-        members = read_roster(body);
+        roster = read_roster(body, control_);
         return true;
       };
       std::vector<std::uint32_t> leader{0};
@@ -270,7 +272,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
         answered_.erase(session);  // it is gone
         continue;
       }
-      if (!refused.empty()) return fail(ErrorKind::kMismatch, std::move(refused), control_);
+      SW_ASSIGN(const std::vector<std::string> members, std::move(roster));
       if (members.empty()) continue;
       if (members.size() == self.world && members[self.rank] == self.id) {
         std::lock_guard lock(mutex_);

@@ -22,6 +22,7 @@ constexpr std::string_view kGivenUp = "abort";
 constexpr std::string_view kDoubtful = "in-doubt";
 constexpr unsigned kLooksBetween = 8;  // at the messages awaited, for one at what would make them pointless
 
+Topic turns(std::uint32_t attempt, std::uint64_t number) { return {"turns", attempt, number}; }
 Topic reports(const VersionName& version) { return {"reports", version.attempt, version.step}; }
 Topic outcomes(const VersionName& version) { return {"outcomes", version.attempt, version.step}; }
 
@@ -291,6 +292,25 @@ Result<std::optional<Outcome>> Fleet::await_outcome(const VersionName& version, 
     SW_ASSIGN(const bool again, poll.again());
     if (!again) return outcome;
   }
+}
+
+Status Fleet::announce_turn(std::uint32_t attempt, std::uint64_t number, std::uint64_t from) {
+  SW_TRY(coordinator_.publish(turns(attempt, number), 0, {{"from", from}}));
+  // A rank that is so far behind holds up every step, each for the whole time-out.
+  constexpr std::uint64_t kTurnsKept = 128;
+  if (number > kTurnsKept) coordinator_.forget_before(turns(attempt, number - kTurnsKept));
+  return {};
+}
+
+Result<std::uint64_t> Fleet::await_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
+  Result<std::uint64_t> from = fail(ErrorKind::kTimeout, "rank 0 has not said which step to save next");
+  const auto take = [&](std::uint32_t, const Json& body) {
+    from = json_u64(body, "from", "turns");
+    return true;
+  };
+  constexpr std::chrono::hours kLong{24};
+  SW_TRY(coordinator_.await(turns(attempt, number), {0}, {clock_.now() + kLong, stop}, take));
+  return from;
 }
 
 void Fleet::forget(const VersionName& version) {

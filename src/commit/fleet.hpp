@@ -77,6 +77,12 @@ class Fleet {
   // abort: the speaker of the group may not have read them yet, and would wait for them. They go with the next commit.
   void forget(const VersionName& version);
 
+  // The `number`th turn to save (save_turns.hpp) under this attempt: told by the leader, awaited by the others.
+  // kAlreadyExists: it was told before, though perhaps nobody could confirm it; await_turn() has what was said.
+  [[nodiscard]] Status announce_turn(std::uint32_t attempt, std::uint64_t number, std::uint64_t from);
+  [[nodiscard]] Result<std::uint64_t> await_turn(std::uint32_t attempt, std::uint64_t number,
+                                                 const std::stop_token& stop);
+
   [[nodiscard]] Patience patience(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
 
  private:

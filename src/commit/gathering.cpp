@@ -27,17 +27,16 @@ Result<std::string> read_join(const Json& body, std::uint32_t rank, std::uint32_
 
 Json roster_body(const std::vector<std::string>& members) { return {{"members", members}}; }
 
-std::vector<std::string> read_roster(const Json& body) {
+Json refusal_body(const Error& error) { return {{"members", Json::array()}, {"refused", error.message}}; }
+
+Result<std::vector<std::string>> read_roster(const Json& body, const std::string& where) {
+  if (const auto why = json_string(body, "refused", "roster")) return fail(ErrorKind::kMismatch, *why, where);
   const auto list = json_array(body, "members", "roster");
-  if (!list) return {};
   std::vector<std::string> members;
+  if (!list) return members;
   for (const Json& member : **list) members.push_back(member.is_string() ? member.get<std::string>() : "");
   return members;
 }
-
-Json refusal_body(const Error& error) { return {{"refused", error.message}}; }
-
-std::string read_refusal(const Json& body) { return json_string(body, "refused", "roster").value_or(""); }
 
 Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world, const std::string& where) {
   return {ErrorKind::kTimeout,

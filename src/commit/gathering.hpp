@@ -19,10 +19,9 @@ namespace slackwater {
 [[nodiscard]] Result<std::string> read_join(const Json& body, std::uint32_t rank, std::uint32_t world,
                                             const std::string& where);
 [[nodiscard]] Json roster_body(const std::vector<std::string>& members);
-[[nodiscard]] std::vector<std::string> read_roster(const Json& body);  // empty: it is none
-// In the place of a roster: the ranks cannot be brought together, and why.
-[[nodiscard]] Json refusal_body(const Error& error);
-[[nodiscard]] std::string read_refusal(const Json& body);  // empty: it is none
+[[nodiscard]] Json refusal_body(const Error& error);  // in place of a roster: there will be none
+// Empty: it is none. kMismatch: rank 0 has refused somebody, and with that all.
+[[nodiscard]] Result<std::vector<std::string>> read_roster(const Json& body, const std::string& where);
 
 // kTimeout, of rank 0 and of the others.
 [[nodiscard]] Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world,

@@ -274,16 +274,14 @@ Result<std::vector<std::string>> StoreCoordinator::try_to_join() {
     SW_TRY(std::move(joined));
     answered_ = session;
   }
-  std::vector<std::string> members;
-  std::string refusal;
+  Result<std::vector<std::string>> roster;
   const auto take = [&](std::uint32_t, const Json& body) {
-    refusal = read_refusal(body);
-    members = read_roster(body);
+    roster = read_roster(body, path_);
     return true;
   };
   std::vector<std::uint32_t> leader{0};
   SW_TRY(collect(session, roster_topic(), leader, take));
-  if (!refusal.empty()) return fail(ErrorKind::kMismatch, std::move(refusal), path_);
+  SW_ASSIGN(std::vector<std::string> members, std::move(roster));
   if (members.empty()) return {};
   if (members.size() != self_.world || members[self_.rank] != self_.id) {
     refused_ = session;

@@ -56,6 +56,7 @@ void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
     if (kept.kind != ErrorKind::kInDoubt) fleet_ ? discard_own_files(voyage) : clear_away(voyage);
   }
   std::lock_guard lock(mutex_);
+  end_turn(status.has_value());
   if (snapshot.failed()) {
     ++stats_.snapshots_failed;
     if (const auto torn = snapshot.torn_tensor(); torn && known_torn_.insert(*torn).second) {

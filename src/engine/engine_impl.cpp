@@ -78,6 +78,7 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       versions_(std::move(versions)),
       counting_(catalog.counting()),
       fork_guard_([facts = facts_.get()] { facts->disowned.store(true, std::memory_order_release); }) {
+  if (fleet_ && options_.on_busy == OnBusy::kSkip) turns_.emplace(options_.in_flight);
   std::ranges::copy_if(catalog.entries, std::back_inserter(unreadable_), [](const CatalogEntry& entry) {
     return entry.state == VersionState::kUnreadable && entry.current;
   });
@@ -108,7 +109,13 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
     Lock lock(mutex_);
     SW_TRY(check_step(step));
     if (active_.empty()) facts_->note_progress();  // an idle engine has not stalled
-    if (active_.size() >= options_.in_flight) {
+    if (turns_) {
+      // What is in flight here does not count: all ranks save the steps that rank 0 gives them, and no other.
+      if (!turns_->take(step, clock_->now())) {
+        ++stats_.snapshots_skipped;
+        return std::optional<Snapshot>();
+      }
+    } else if (active_.size() >= options_.in_flight) {
       if (options_.on_busy == OnBusy::kSkip) {
         ++stats_.snapshots_skipped;
         return std::optional<Snapshot>();
@@ -137,7 +144,11 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   if (!taken) {
     Error error = std::move(taken).error();
     // Misuse is the caller's; trouble with a device or with memory is this snapshot's alone.
-    if (error.kind != ErrorKind::kDevice && error.kind != ErrorKind::kOutOfMemory) return fail(std::move(error));
+    if (error.kind != ErrorKind::kDevice && error.kind != ErrorKind::kOutOfMemory) {
+      std::lock_guard lock(mutex_);
+      end_turn(false);
+      return fail(std::move(error));
+    }
     error.message = fmt::format("step {} was not captured: {}", step, error.message);
     {
       std::lock_guard lock(mutex_);
@@ -233,6 +244,7 @@ std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Im
   log_.error("{}", error.to_string());
   std::lock_guard lock(mutex_);
   ++stats_.snapshots_failed;
+  end_turn(false);
   return snapshot;
 }
 
@@ -243,6 +255,9 @@ Status Engine::Impl::start_threads() {
     }
     if (!commit_thread_.joinable()) {
       commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
+    }
+    if (turns_ && !turn_thread_.joinable()) {
+      turn_thread_ = start_thread("sw-turn", [this](std::stop_token stop) { turn_loop(std::move(stop)); });
     }
   } catch (const std::system_error& trouble) {
     return fail(Error{
@@ -362,6 +377,7 @@ Status Engine::Impl::ensure_attempt(Voyage& voyage, const std::stop_token& stop)
   voyage.name = {step, attempt->number};
   std::lock_guard lock(mutex_);
   attempt_ = std::move(*attempt);
+  changed_.notify_all();
   to_adopt_.clear();
   return {};
 }
@@ -567,6 +583,8 @@ void Engine::Impl::shut_down(bool in_time) {
       give_up(voyage, closing);
     }
   }
+  turn_thread_.request_stop();
+  if (turn_thread_.joinable()) turn_thread_.join();
   plan_thread_.request_stop();
   if (plan_thread_.joinable()) plan_thread_.join();
   if (!in_time) {  // what the plan thread never saw

@@ -1,6 +1,7 @@
-// Engine::Impl: composition root. Owns file system, version store, pipeline and the two threads that frame it:
+// Engine::Impl: composition root. Owns file system, version store, pipeline and the threads that frame it:
 //   sw-plan    layout, attempt, directory: what must be known before bytes move; keeps file-system calls off the trainer's thread
 //   sw-commit  sync, record, decision, retention; in the order of the steps
+//   sw-turn    which steps are saved, where several ranks skip some
 // Thread rule: as Engine; members are grouped by what guards them.
 #pragma once
 
@@ -20,6 +21,7 @@
 #include "commit/coordinator.hpp"
 #include "commit/fleet.hpp"
 #include "commit/merged_index.hpp"
+#include "commit/save_turns.hpp"
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"
 #include "engine/pipeline.hpp"
@@ -72,6 +74,14 @@ class Engine::Impl {
   [[nodiscard]] std::vector<std::shared_ptr<Snapshot::Impl>> in_flight() const;
   [[nodiscard]] Status start_threads();  // needs mutex_
   void note_error(const Error& error);
+
+  // Which steps are saved where several ranks skip some (skip_ranks.cpp).
+  void turn_loop(std::stop_token stop);
+  [[nodiscard]] Result<std::uint64_t> next_turn(std::uint32_t attempt, std::uint64_t number,
+                                                const std::stop_token& stop);
+  void use_turn(std::uint32_t attempt, std::uint64_t from);
+  void end_turn(bool committed);  // needs mutex_
+  void begin_turns_anew();        // needs mutex_
 
   void plan_loop(std::stop_token stop);
   [[nodiscard]] Status plan(const std::shared_ptr<Voyage>& voyage, const std::stop_token& stop);
@@ -156,6 +166,9 @@ class Engine::Impl {
   std::optional<Error> first_error_;  // not yet reported by wait() or close()
   EngineStats stats_;
   std::uint64_t saves_ = 0;
+  std::optional<SaveTurns> turns_;  // only where several ranks skip
+  std::uint64_t turns_owed_ = 0;    // of rank 0: steps that have ended, without a new turn for them yet
+  std::stop_source turn_wait_;      // ends the wait for a turn of an attempt that is over
   bool closed_ = false;
   bool replicas_compared_ = false;  // a commit under this attempt has shown that they are alike
   bool told_pool_ = false;          // of the commit thread
@@ -166,6 +179,7 @@ class Engine::Impl {
   ForkGuard fork_guard_;
   std::jthread plan_thread_;  // started last
   std::jthread commit_thread_;
+  std::jthread turn_thread_;   // only where several ranks skip
   std::jthread close_thread_;  // only when close() ran out of time
   std::atomic<bool> stuck_{false};
 };

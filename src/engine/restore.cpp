@@ -141,6 +141,7 @@ void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catal
     if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});
   }
   last_step_ = version.step;
+  begin_turns_anew();
   ++epoch_;
 }
 

@@ -1,7 +1,7 @@
 """Runs a Python program as several ranks of torch.distributed, on loopback, all of them bounded in time.
 
-One process loads torch and hosts the job's store; the ranks are forked from it, which spares each the loading. None of
-them outlives it.
+One process loads torch; the ranks are forked from it, which spares each the loading, and none of them outlives it. It
+hosts the job's store, but only once all are forked: a lock that a thread of the store held would stay locked in them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import torch, torch.distributed as dist
 import slackwater as sw
 torch.set_num_threads(1)
 world, path = int(sys.argv[1]), sys.argv[2]
-server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 SMALL = {"pool": "2MiB", "slab": "1MiB"}
 
+def client():
+    return dist.TCPStore("127.0.0.1", port, is_master=False)
+
 def join(rank):
-    store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    store = client()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     return store
 
@@ -33,16 +35,19 @@ def ours(store):
 
 _EPILOGUE = """
 children = {}
+hear, tell = os.pipe()
 for rank in range(world):
     pid = os.fork()
     if pid == 0:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its thread is not here: never destroy it
+        port = int(os.read(hear, 8))
         main(rank)
         if dist.is_initialized() and not SEVERED:
             dist.barrier()
         sys.exit(0)
     children[pid] = rank
+server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.write(tell, f"{server.port:08d}".encode() * world)
 codes = {}
 while len(codes) < world:
     pid, status = os.wait()
@@ -52,7 +57,7 @@ os._exit(0)
 """
 
 
-def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, timeout: float = 100) -> dict[str, Any]:
+def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, timeout: float = 300) -> dict[str, Any]:
     """``program`` defines main(rank). Its output ("rank: ...") and errors are in the answer, with each exit code and
     the keys that Slackwater has left in the store. ``severed``: a rank dies on the way, so they do not end together.
     """

@@ -43,7 +43,8 @@ def main(rank):
                 counts.append(len(ours(store)))
                 dist.barrier()
         assert counts[0] == counts[1] == 4 + world, counts  # four of the session, one a rank for the restore
-        assert ckpt.steps() == [4, 5, 6]
+        # Rank 0 may not have removed the older ones yet when the others look.
+        assert ckpt.steps()[-3:] == [4, 5, 6], ckpt.steps()
     dist.barrier()
     assert ours(store) == []
     dist.barrier()

@@ -29,10 +29,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 def turns(rank, *worlds):
     """The same processes as one number of ranks after the other; those that are too many stand aside."""
-    client = dist.TCPStore("127.0.0.1", server.port, is_master=False)
+    base = client()
     for turn, ranks in enumerate(worlds):
         if rank < ranks:
-            store = dist.PrefixStore(str(turn), client)
+            store = dist.PrefixStore(str(turn), base)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
             yield ranks
             dist.barrier()

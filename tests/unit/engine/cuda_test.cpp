@@ -94,6 +94,7 @@ TEST_F(EngineOnCuda, UpdateWithoutAFenceIsNoticedAndNeverCommitted) {
   Engine engine = open(options());
   Snapshot snapshot = save(engine, 1);
   ASSERT_TRUE(snapshot.wait(Level::kFenced));
+  must(swsim_wait_begun(0, SWSIM_D2H, 2));  // the first look is over, a copy is under way
   queue_update();
   set_d2h_speed(0);  // the copy under way keeps its speed
   const Status status = snapshot.wait(Level::kCommitted);

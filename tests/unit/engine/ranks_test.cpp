@@ -353,15 +353,12 @@ TEST_F(RanksTest, RollbackGoesOnUnderOneNewAttemptOnAllRanks) {
   EXPECT_EQ(list_versions(options().path)->back().attempt, 2u);
 }
 
-TEST_F(RanksTest, OnlyRankZeroDeletesAndSkippingIsRefused) {
+TEST_F(RanksTest, OnlyRankZeroDeletesAndRanksAreCounted) {
   start(2);
   commit_all(1);
   commit_all(2);
   EXPECT_EQ(ranks_[1]->engine->remove(1).error().kind, ErrorKind::kInvalidArgument);
   EXPECT_TRUE(ranks_[0]->engine->remove(1));
-  Options options = rank_options(1, 2);
-  options.on_busy = OnBusy::kSkip;
-  EXPECT_EQ(Engine::open(options).error().kind, ErrorKind::kUnsupported);
   EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
 }
 
@@ -405,6 +402,89 @@ TEST_F(RanksTest, AStoreThatBreaksIsAnErrorOfTheStepAndNothingHangs) {
   }
   for (const auto& rank : ranks_) EXPECT_FALSE(rank->engine->close({}));
   EXPECT_EQ(list_versions(options().path)->size(), 1u);
+}
+
+// Ranks that skip when they are busy, each called for every step.
+class SkippingRanksTest : public RanksTest, public ::testing::WithParamInterface<bool> {
+ protected:
+  void start_skipping(std::uint32_t world) {
+    const auto store = GetParam() ? std::make_shared<MemoryStore>() : nullptr;
+    start(world, [&](Options& options) {
+      options.on_busy = OnBusy::kSkip;
+      options.in_flight = 1;
+      options.keep = 0;
+      options.store = store;
+    });
+  }
+  // nullopt: skipped.
+  std::optional<Snapshot> call(std::uint32_t rank, std::uint64_t step) {
+    auto snapshot = ranks_[rank]->engine->save(step, ranks_[rank]->model.state());
+    if (!snapshot) throw std::runtime_error(snapshot.error().to_string());
+    return std::move(*snapshot);
+  }
+  // Trains on from `step`, until so many more steps are committed on all ranks. The first step not called yet.
+  std::uint64_t train(std::uint64_t step, std::size_t commits) {
+    const std::size_t wanted = list_versions(options().path)->size() + commits;
+    while (list_versions(options().path)->size() < wanted) {
+      for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) static_cast<void>(call(rank, step));
+      ++step;
+      std::this_thread::sleep_for(milliseconds(1));  // a step of training
+    }
+    return step;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Carriers, SkippingRanksTest, ::testing::Bool(),
+                         [](const auto& each) { return each.param ? "Store" : "Directory"; });
+
+TEST_P(SkippingRanksTest, AllSkipWhileOneIsBusyAndAllSaveTheSameStepAfterwards) {
+  start_skipping(3);
+  ranks_[1]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+  std::vector<Snapshot> first = save_all(1);
+  for (std::uint64_t step = 2; step <= 20; ++step) {
+    for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_FALSE(call(rank, step)) << "rank " << rank;
+  }
+  ranks_[1]->fs->release_hung();
+  for (const Status& status : outcomes(std::move(first))) EXPECT_TRUE(status) << status.error().to_string();
+  train(21, 3);
+  EXPECT_GE(ranks_[2]->engine->stats().snapshots_skipped, 19u);
+  const auto versions = list_versions(options().path);
+  EXPECT_EQ(versions->front().step, 1u);
+  EXPECT_GT(versions->at(1).step, 20u);
+}
+
+TEST_P(SkippingRanksTest, ARankThatHearsOfItsTurnTooLateSaysSoAtOnceAndTheNextTurnsCommit) {
+  start_skipping(3);
+  ranks_[1]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+  std::vector<Snapshot> first = save_all(1);
+  constexpr std::uint64_t kAhead = 300;
+  for (std::uint64_t step = 2; step <= kAhead; ++step) EXPECT_FALSE(call(1, step));
+  ranks_[1]->fs->release_hung();
+  for (const Status& status : outcomes(std::move(first))) EXPECT_TRUE(status) << status.error().to_string();
+  bool told = false;
+  for (std::uint64_t step = 2; step <= kAhead; ++step) {  // now the others come to these steps
+    std::optional<Snapshot> saved = call(0, step);
+    static_cast<void>(call(2, step));
+    if (saved) {
+      const Status status = saved->wait(Level::kCommitted);
+      ASSERT_FALSE(status);
+      EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
+      told = told || status.error().message.find("rank 1: word that step") != std::string::npos;
+    }
+    std::this_thread::sleep_for(milliseconds(1));  // a step of training
+  }
+  EXPECT_TRUE(told);
+  train(kAhead + 1, 2);
+}
+
+TEST_P(SkippingRanksTest, AfterARestoreTheTurnsBeginAnew) {
+  start_skipping(2);
+  train(1, 2);
+  for (const auto& rank : ranks_) static_cast<void>(rank->engine->wait(Level::kCommitted));
+  const std::uint64_t newest = list_versions(options().path)->back().step;
+  for (const Outcome& restored : restore_all()) ASSERT_TRUE(restored.result) << restored.result.error().to_string();
+  for (const Status& status : outcomes(save_all(newest + 1))) EXPECT_TRUE(status) << status.error().to_string();
+  train(newest + 2, 1);
 }
 
 }  // namespace
