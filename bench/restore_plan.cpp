@@ -75,7 +75,7 @@ Result<Planned> plan_once(const Grid& grid, const std::string& text) {
   Planned planned{.index_bytes = static_cast<double>(text.size())};
   const Stopwatch parsing;
   SW_ASSIGN(std::vector<IndexEntry> entries, parse_index(text, "index"));
-  SW_ASSIGN(const IndexView view, view_index(std::move(entries), 16'384, Viewer{kReaders / 2, kReaders}, {}, "index"));
+  SW_ASSIGN(const IndexView view, view_index(std::move(entries), 16'384, Viewer{kReaders / 2, kReaders}, "index"));
   planned.parse_seconds = parsing.seconds();
 
   std::byte memory{};

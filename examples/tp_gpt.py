@@ -22,7 +22,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 def main() -> None:
     args = arguments(__doc__)
     dist.init_process_group("gloo")
-    columns = dist.get_world_size() // args.tensor_parallel
+    columns, rest = divmod(dist.get_world_size(), args.tensor_parallel)
+    if rest:
+        raise SystemExit(f"the number of ranks must be a multiple of --tensor-parallel={args.tensor_parallel}")
     mesh = init_device_mesh("cpu", (columns, args.tensor_parallel), mesh_dim_names=("dp", "tp"))
     batches = Batches(batch=GLOBAL_BATCH, context=64)
     model = small_gpt(batches.vocabulary)

@@ -72,7 +72,19 @@ class Placement:
             raise UnsupportedError(
                 "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
             ) from None
-        self._problems.settle(contents.version, seat.world, strict=strict, cast=cast, drop_rank_local=drop_rank_local)
+        model_lost = not self._targets and not self.copies and any(map(self._is_model, state.values()))
+        self._problems.settle(
+            contents.version,
+            seat.world,
+            strict=strict,
+            cast=cast,
+            drop_rank_local=drop_rank_local,
+            model_lost=model_lost,
+        )
+
+    def _is_model(self, value: Any) -> bool:
+        value = value.value if type(value) is Replicated else value
+        return self._torch is not None and isinstance(value, self._torch.Module)
 
     def targets(self) -> list[Target]:
         return [memory.target(name, place) for name, memory, place in self._targets.values()]

@@ -41,9 +41,12 @@ class Problems:
         self._wrong.append(problem)
 
     def settle(
-        self, version: _core.VersionInfo, world: int, *, strict: bool, cast: bool, drop_rank_local: bool
+        self, version: _core.VersionInfo, world: int, *, strict: bool, cast: bool, drop_rank_local: bool, model_lost: bool
     ) -> None:
-        """Raise what stands against restoring, and log what is left out."""
+        """Raise what stands against restoring, and log what is left out.
+
+        ``model_lost``: nothing of a model in the state would come back, which is never what dropping is meant for.
+        """
         parts = []
         if strict and self._missing:
             parts.append(f"the checkpoint lacks {_list(self._missing)}")
@@ -64,21 +67,22 @@ class Problems:
                 f"the checkpoint of step {version.step} does not fit the given state: {'; '.join(parts)}{hint}"
             )
         if self._rank_local:
-            self._settle_rank_local(version, world, drop_rank_local)
+            self._settle_rank_local(version, world, drop_rank_local and not model_lost)
 
     def _settle_rank_local(self, version: _core.VersionInfo, world: int, drop: bool) -> None:
+        owned = _list(self._rank_local)
         if not drop:
             raise MismatchError(
                 f"the checkpoint of step {version.step} was saved by {version.world} ranks and this run has {world}, "
-                f"but single ranks own {', '.join(map(repr, self._rank_local))}; rank_local='drop' leaves that as it "
-                "is here, and exclude= leaves out what you name"
+                f"but single ranks own {owned}; for a model, go on with {version.world} ranks once and save it in "
+                "sw.Replicated; for random states and the like, rank_local='drop' leaves them as they are here"
             )
         logger.warning(
             "step %d was saved by %d ranks, this run has %d: what single ranks own is left as it is here: %s",
             version.step,
             version.world,
             world,
-            ", ".join(map(repr, self._rank_local)),
+            owned,
         )
 
 

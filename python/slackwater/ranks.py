@@ -39,7 +39,9 @@ def find_ranks(means: Means, rank: int | None, world: int | None, local_ranks: i
     """What the caller says wins over torch.distributed, and that over the environment."""
     if means not in ("auto", "torch", "directory"):
         raise UsageError(f"coordinator is {means!r}; it is 'auto', 'torch' or 'directory'")
-    given = rank is not None or world is not None
+    if (rank is None) != (world is None):
+        raise UsageError("rank= and world= belong together: give both, or neither to have them found")
+    given = rank is not None
     local = _local_ranks() if local_ranks is None else local_ranks
     distributed = _distributed()
     if distributed is None:
@@ -146,7 +148,7 @@ def _serve(relay: _core.StoreRelay, store: Any) -> None:
             answer = _call(store, verb, keys, value)
         except Exception as error:
             timed_out = "timeout" in str(error).lower()
-            relay.fail(number, f"the store of torch.distributed failed: {_first_line(error)}", timed_out)
+            relay.fail(number, f"the job's store failed; the process that holds it may have ended: {_first_line(error)}", timed_out)
         else:
             relay.answer(number, answer)
 

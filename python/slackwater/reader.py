@@ -106,7 +106,9 @@ class Reader(Mapping[str, Any]):
     def _find(self, name: str) -> _core.TensorInfo:
         info = self._infos.get(name)
         if info is None:
-            raise _LostTensor(f"the checkpoint of step {self.step} has no tensor '{name}'")
+            own = f"rank-00000/{name}"
+            hint = f"; each rank has its own, such as '{own}'" if own in self._infos else ""
+            raise _LostTensor(f"the checkpoint of step {self.step} has no tensor '{name}'{hint}")
         return info
 
     def _empty(self, name: str, is_array: bool) -> Any:

@@ -51,7 +51,7 @@ Result<RestorePlanRow> measure_restore_plan(const CommitPlan& plan) {
   auto began = std::chrono::steady_clock::now();
   SW_ASSIGN(std::vector<IndexEntry> entries, parse_index(text, "index"));
   SW_ASSIGN(const IndexView view,
-            view_index(std::move(entries), savers, Viewer{plan.restoring / 2, plan.restoring}, {}, "index"));
+            view_index(std::move(entries), savers, Viewer{plan.restoring / 2, plan.restoring}, "index"));
   row.index_s = seconds_since(began);
 
   std::byte memory{};

@@ -40,8 +40,8 @@ Result<std::vector<std::string>> read_roster(const Json& body, const std::string
 
 Error not_joined(const std::vector<std::uint32_t>& missing, std::uint32_t world, const std::string& where) {
   return {ErrorKind::kTimeout,
-          fmt::format("{} of {} did not join in time; start all ranks of the run together on the same directory, or "
-                      "raise commit_timeout",
+          fmt::format("{} of {} did not join in time; open the same directory in the same way on all ranks and call "
+                      "save() and restore() on each of them, not on rank 0 alone, or raise commit_timeout",
                       name_ranks(missing), world),
           where, 0, true};
 }

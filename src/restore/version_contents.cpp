@@ -144,11 +144,11 @@ class HeaderReader {
   void add_tensor(const StreamIdentity& identity, TensorInfo tensor) {
     tensor.file = static_cast<std::uint32_t>(contents_.files.size());
     for (StoredBox& box : tensor.boxes) box.file = tensor.file;
-    const bool local = tensor.boxes.empty();
+    const bool local = tensor.boxes.empty() && identity.world > 1;  // what one rank alone saved is for everybody
     const bool own = viewer_ && viewer_->world == identity.world && viewer_->rank == identity.rank;
     contents_.left_out |= local && viewer_ && viewer_->world != identity.world;
     if (local && viewer_ && !own) return;
-    if (local && !viewer_ && identity.world > 1) {
+    if (local && !viewer_) {
       tensor.name = local_name(identity.rank, tensor.name);
       if (!tensor.alias_of.empty()) tensor.alias_of = local_name(identity.rank, tensor.alias_of);
     }
@@ -185,19 +185,6 @@ class HeaderReader {
   VersionContents& contents_;
 };
 
-// Of a version of one rank only its headers tell which tensors are boxes of global ones.
-Result<std::set<std::string, std::less<>>> global_names(FileSystem& fs, const std::string& directory,
-                                                        const Record& record) {
-  std::set<std::string, std::less<>> names;
-  for (const FileRecord& file : record.files) {
-    auto header = load_header(fs, directory + "/" + file.name, file, record.identity);
-    if (!header) return fail(as_damage(std::move(header).error()));
-    for (const TensorInfo& tensor : header->tensors)
-      if (!tensor.boxes.empty()) names.insert(tensor.name);
-  }
-  return names;
-}
-
 Status load_by_index(FileSystem& fs, const std::string& directory, std::string_view index_text,
                      const std::optional<Viewer>& viewer, VersionContents& contents) {
   const Manifest& manifest = contents.manifest;
@@ -206,14 +193,7 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
 
   const std::uint32_t rank = tree_rank(manifest, viewer);
   SW_ASSIGN(const Record record, load_record(fs, directory, manifest, manifest.records[rank]));
-  std::set<std::string, std::less<>> globals;
-  if (manifest.world == 1 && viewer && viewer->world != 1) {
-    SW_ASSIGN(globals, global_names(fs, directory, record));
-    for (const IndexEntry& entry : entries)  // a global tensor without elements is in no file
-      if (entry.shards.empty() && entry.alias_of.empty()) globals.insert(entry.name);
-  }
-  const auto is_global = [&](std::string_view name) { return globals.contains(name); };
-  SW_ASSIGN(IndexView view, view_index(std::move(entries), manifest.world, viewer, is_global, path));
+  SW_ASSIGN(IndexView view, view_index(std::move(entries), manifest.world, viewer, path));
   contents.files = std::move(view.files);
   contents.tensors = std::move(view.tensors);
   contents.left_out = view.left_out;

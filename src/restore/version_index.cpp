@@ -23,8 +23,8 @@ constexpr std::size_t kMaxTiedBoxes = 4'000'000;
 class IndexViewer {
  public:
   IndexViewer(std::vector<IndexEntry> entries, std::uint32_t world, const std::optional<Viewer>& viewer,
-              const std::function<bool(std::string_view)>& is_global, const std::string& path)
-      : entries_(std::move(entries)), world_(world), viewer_(viewer), is_global_(is_global), path_(path) {}
+              const std::string& path)
+      : entries_(std::move(entries)), world_(world), viewer_(viewer), path_(path) {}
 
   Result<IndexView> view() {
     SW_TRY(number_files());
@@ -71,10 +71,9 @@ class IndexViewer {
   std::optional<std::string> name_for_viewer(const std::string& name) {
     if (!viewer_) return name;
     const auto local = rank_in(name);
-    const bool global = world_ > 1 ? !local : viewer_->world == world_ || is_global_(name);
-    if (global) return name;
+    if (!local) return name;
     view_.left_out |= viewer_->world != world_;
-    if (!local || viewer_->world != world_ || viewer_->rank != *local) return std::nullopt;
+    if (viewer_->world != world_ || viewer_->rank != *local) return std::nullopt;
     return name.substr(name.find('/') + 1);
   }
 
@@ -130,7 +129,6 @@ class IndexViewer {
   std::vector<IndexEntry> entries_;
   const std::uint32_t world_;
   const std::optional<Viewer>& viewer_;
-  const std::function<bool(std::string_view)>& is_global_;
   const std::string& path_;
   std::unordered_map<std::string, std::uint32_t> numbers_;       // of files
   std::unordered_map<std::string_view, std::uint32_t> by_name_;  // entries; filled when one is tied
@@ -149,8 +147,8 @@ Result<std::string> read_index(FileSystem& fs, const std::string& directory, con
 }
 
 Result<IndexView> view_index(std::vector<IndexEntry> entries, std::uint32_t world, const std::optional<Viewer>& viewer,
-                             const std::function<bool(std::string_view)>& is_global, const std::string& path) {
-  return IndexViewer(std::move(entries), world, viewer, is_global, path).view();
+                             const std::string& path) {
+  return IndexViewer(std::move(entries), world, viewer, path).view();
 }
 
 bool settle_boxes(TensorInfo& tensor) {

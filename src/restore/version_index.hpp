@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,12 +32,9 @@ struct IndexView {
 };
 
 // No viewer: all tensors under the names of the index. Else the global ones, and of the rank-local ones his own under their own names,
-// if his run has as many ranks as the one that saved.
-// `is_global`: asked for the tensors of a version of one rank, whose names do not tell.
+// if his run has as many ranks as the one that saved. What one rank alone saved is whole, and for everybody.
 [[nodiscard]] Result<IndexView> view_index(std::vector<IndexEntry> entries, std::uint32_t world,
-                                           const std::optional<Viewer>& viewer,
-                                           const std::function<bool(std::string_view)>& is_global,
-                                           const std::string& path);
+                                           const std::optional<Viewer>& viewer, const std::string& path);
 
 // A tensor whose one box is all of it is whole; `size_bytes` is that of all boxes together. False if it has more than 2^63 bytes.
 [[nodiscard]] bool settle_boxes(TensorInfo& tensor);

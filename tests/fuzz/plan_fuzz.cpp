@@ -28,7 +28,7 @@ void check_plan(const IndexView& view, const TensorInfo& tensor) {
 }
 
 void check_view(const std::vector<IndexEntry>& entries, const std::optional<Viewer>& viewer) {
-  const auto view = view_index(entries, kWorld, viewer, {}, "index");
+  const auto view = view_index(entries, kWorld, viewer, "index");
   if (!view) return require_refusal(view.error());
   for (const FileInfoOnTier& file : view->files) require(file.rank < kWorld, "a file belongs to a rank");
   for (const TensorInfo& tensor : view->tensors) check_plan(*view, tensor);

@@ -183,7 +183,7 @@ TEST_F(BoxesTest, ARankSeesGlobalTensorsAndItsOwnIfThereAreAsManyRanksAsBefore) 
   EXPECT_EQ(all.files()[3].rank, 3u);
 }
 
-TEST_F(BoxesTest, OfOneRankOnlyGlobalTensorsAreForOtherNumbersOfRanks) {
+TEST_F(BoxesTest, WhatOneRankAloneSavedIsForAnyNumberOfRanks) {
   RankStates ranks(1);
   ranks.add_box(0, bias_, {{0}, {2}});
   ranks.add_box(0, bias_, {{2}, {3}});
@@ -193,7 +193,7 @@ TEST_F(BoxesTest, OfOneRankOnlyGlobalTensorsAreForOtherNumbersOfRanks) {
   RanksWriter(root_, 1).write(1, ranks.states());
   EXPECT_EQ(names(open(Viewer{.rank = 0, .world = 1})), (std::vector<std::string>{"b", "empty", "own"}));
   Checkpoint other = open(Viewer{.rank = 1, .world = 2});
-  EXPECT_EQ(names(other), (std::vector<std::string>{"b", "empty"}));
+  EXPECT_EQ(names(other), (std::vector<std::string>{"b", "empty", "own"}));
   Bytes memory, nothing;
   Target none = whole(empty.whole, nothing);
   must(other.read(std::vector{part(bias_, {{1}, {3}}, memory), none}));
