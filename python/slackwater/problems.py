@@ -74,7 +74,7 @@ class Problems:
         if not drop:
             raise MismatchError(
                 f"the checkpoint of step {version.step} was saved by {version.world} ranks and this run has {world}, "
-                f"but single ranks own {owned}; for a model, go on with {version.world} ranks once and save it in "
+                f"but single ranks own {owned}; for weights, go on with {version.world} ranks once and save them in "
                 "sw.Replicated; for random states and the like, rank_local='drop' leaves them as they are here"
             )
         logger.warning(
