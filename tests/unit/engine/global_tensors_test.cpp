@@ -194,11 +194,13 @@ TEST_F(GlobalTensorsTest, ReplicasAreWrittenOnceAndSpread) {
 TEST_F(GlobalTensorsTest, WhatDoesNotFitTogetherAbortsByNameAndTheNextStepCommits) {
   start(3);
   const Bytes& w = model_.add("w", 9 * 4);
+  const Bytes wide(9 * 5);
   std::int64_t begin = 3, columns = 4;
   const auto state_of = [&](std::uint32_t rank) {
     State state;
     const Shape global{9, rank == 2 ? columns : 4};
-    state.tensors.push_back(box_of("w", w, global, {rank == 1 ? begin : 3 * rank, 0}, {3, 4}));
+    const Bytes& bytes = global[1] == 5 ? wide : w;
+    state.tensors.push_back(box_of("w", bytes, global, {rank == 1 ? begin : 3 * rank, 0}, {3, 4}));
     return state;
   };
   commit_all(1, state_of);
