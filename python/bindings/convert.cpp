@@ -89,8 +89,6 @@ void bind_values(nb::module_& module) {
           "tree", [](const Contents& self) { return nb::bytes(self.tree.data(), self.tree.size()); },
           "As it was saved: nobody vouches that it is text.")
       .def_ro("metadata", &Contents::metadata)
-      .def_prop_ro(
-          "world", [](const Contents& self) { return self.version.world; }, "How many ranks saved it.")
       .def_ro("rank_local_values", &Contents::rank_local_values,
               "Members at the top of the tree that differ between the ranks that saved it.");
 

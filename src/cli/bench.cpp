@@ -59,12 +59,15 @@ int run_lazy(const Arguments& arguments) {
   show_progress({});
   if (!figures) return lazy_failed(figures.error());
   print_figures(*figures);
-  if (!arguments.json_file.empty() && !write_json(arguments.json_file, figures_json(*figures))) {
-    print_problem("error", fmt::format("cannot write the figures to {}", arguments.json_file));
-    return kFailed;
-  }
-  const bool missed = !std::ranges::all_of(figures->verdicts, &Verdict::met);
-  return missed && arguments.strict ? kFailed : kFine;
+  return finish_bench(figures->verdicts, figures_json(*figures), arguments.json_file, arguments.strict);
+}
+
+bool write_json(const std::string& path, const OrderedJson& json) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return false;
+  const std::string text = dump(json) + "\n";
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  return std::fclose(file) == 0 && written;
 }
 
 Verb add_lazy(CLI::App& bench) {
@@ -90,12 +93,23 @@ void show_progress(const std::string& what) {
   std::fflush(stderr);
 }
 
-bool write_json(const std::string& path, const OrderedJson& json) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr) return false;
-  const std::string text = dump(json) + "\n";
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  return std::fclose(file) == 0 && written;
+OrderedJson verdicts_json(const std::vector<Verdict>& verdicts) {
+  OrderedJson json = OrderedJson::array();
+  for (const Verdict& verdict : verdicts) {
+    json.push_back(
+        {{"what", verdict.what}, {"measured", verdict.measured}, {"limit", verdict.limit}, {"met", verdict.met()}});
+  }
+  return json;
+}
+
+int finish_bench(const std::vector<Verdict>& verdicts, const OrderedJson& json, const std::string& json_file,
+                 bool strict) {
+  if (!json_file.empty() && !write_json(json_file, json)) {
+    print_problem("error", fmt::format("cannot write the figures to {}", json_file));
+    return kFailed;
+  }
+  const bool missed = !std::ranges::all_of(verdicts, &Verdict::met);
+  return missed && strict ? kFailed : kFine;
 }
 
 Verb add_bench(CLI::App& parser) {

@@ -73,12 +73,7 @@ int run_commit(const CommitArguments& arguments) {
     return kFailed;
   }
   print_figures(*figures);
-  if (!arguments.json_file.empty() && !write_json(arguments.json_file, figures_json(*figures))) {
-    print_problem("error", fmt::format("cannot write the figures to {}", arguments.json_file));
-    return kFailed;
-  }
-  const bool missed = !std::ranges::all_of(figures->verdicts, &Verdict::met);
-  return missed && arguments.strict ? kFailed : kFine;
+  return finish_bench(figures->verdicts, figures_json(*figures), arguments.json_file, arguments.strict);
 }
 
 }  // namespace

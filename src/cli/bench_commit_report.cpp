@@ -3,6 +3,7 @@
 
 #include "base/units.hpp"
 #include "cli/bench_commit.hpp"
+#include "cli/bench_verbs.hpp"
 #include "cli/text.hpp"
 
 namespace slackwater::cli {
@@ -169,7 +170,7 @@ OrderedJson figures_json(const CommitFigures& figures) {
                    {"commits", OrderedJson::array()},
                    {"saves", OrderedJson::array()},
                    {"restores", OrderedJson::array()},
-                   {"verdicts", OrderedJson::array()}};
+                   {"verdicts", verdicts_json(figures.verdicts)}};
   for (const CommitRow& row : figures.commits) json["commits"].push_back(commit_json(row));
   for (const SaveRow& row : figures.saves)
     json["saves"].push_back({{"ranks", row.ranks}, {"save_s", row.save_s}, {"cpu_s", row.cpu_s}});
@@ -180,10 +181,6 @@ OrderedJson figures_json(const CommitFigures& figures) {
                                 {"plan_s", row.plan_s},
                                 {"reads", row.reads},
                                 {"size_bytes", row.size_bytes}});
-  }
-  for (const Verdict& verdict : figures.verdicts) {
-    json["verdicts"].push_back(
-        {{"what", verdict.what}, {"measured", verdict.measured}, {"limit", verdict.limit}, {"met", verdict.met()}});
   }
   return json;
 }

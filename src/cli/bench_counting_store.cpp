@@ -3,26 +3,15 @@
 namespace slackwater::cli {
 
 Status MemoryStore::set(const std::string& key, const std::string& value) {
-  std::lock_guard lock(mutex_);
-  values_[key] = value;
+  table_.set(key, value);
   return {};
 }
 
 Result<std::vector<std::optional<std::string>>> MemoryStore::get(const std::vector<std::string>& keys) {
-  std::vector<std::optional<std::string>> found;
-  found.reserve(keys.size());
-  std::lock_guard lock(mutex_);
-  for (const std::string& key : keys) {
-    const auto value = values_.find(key);
-    found.push_back(value == values_.end() ? std::nullopt : std::optional(value->second));
-  }
-  return found;
+  return table_.get(keys);
 }
 
-void MemoryStore::remove(const std::vector<std::string>& keys) {
-  std::lock_guard lock(mutex_);
-  for (const std::string& key : keys) values_.erase(key);
-}
+void MemoryStore::remove(const std::vector<std::string>& keys) { table_.remove(keys); }
 
 void CountingStore::count_keys(const std::vector<std::string>& keys) {
   ++calls_;

@@ -3,12 +3,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/key_table.hpp"
 #include "slackwater/key_value_store.hpp"
 
 namespace slackwater::cli {
@@ -20,8 +19,7 @@ class MemoryStore final : public KeyValueStore {
   void remove(const std::vector<std::string>& keys) override;
 
  private:
-  std::mutex mutex_;  // guards what follows
-  std::map<std::string, std::string> values_;
+  KeyTable table_;
 };
 
 class CountingStore final : public KeyValueStore {

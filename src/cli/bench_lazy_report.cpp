@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/bench_lazy.hpp"
+#include "cli/bench_verbs.hpp"
 #include "cli/text.hpp"
 
 namespace slackwater::cli {
@@ -223,7 +224,7 @@ OrderedJson figures_json(const LazyFigures& figures) {
                     {{"waited_s", figures.spin.waited_s},
                      {"cpu_s", figures.spin.cpu_s},
                      {"spinning_waits", figures.spin.spinning_waits}}},
-                   {"verdicts", OrderedJson::array()}};
+                   {"verdicts", verdicts_json(figures.verdicts)}};
   for (const BlockedRow& row : figures.blocked) json["blocked"].push_back(blocked_json(row));
   for (const TrainRow& row : figures.train) json["train"].push_back(train_json(row));
   for (const PoolRow& row : figures.pool) {
@@ -233,10 +234,6 @@ OrderedJson figures_json(const LazyFigures& figures) {
                             {"blocked_s", row.median_blocked_s},
                             {"predicted_s", row.predicted_s},
                             {"checkpoints_compared", row.compared}});
-  }
-  for (const Verdict& verdict : figures.verdicts) {
-    json["verdicts"].push_back(
-        {{"what", verdict.what}, {"measured", verdict.measured}, {"limit", verdict.limit}, {"met", verdict.met()}});
   }
   return json;
 }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "cli/bench_lazy.hpp"
 #include "cli/json_output.hpp"
 #include "cli/verbs.hpp"
 
@@ -12,6 +14,10 @@ namespace slackwater::cli {
 
 // One line on the terminal that is rewritten; nothing where stderr is not one.
 void show_progress(const std::string& what);
-[[nodiscard]] bool write_json(const std::string& path, const OrderedJson& json);
+
+[[nodiscard]] OrderedJson verdicts_json(const std::vector<Verdict>& verdicts);
+// The end of a bench: writes the figures where `json_file` names a file. The exit code; with `strict` that of missed goals.
+[[nodiscard]] int finish_bench(const std::vector<Verdict>& verdicts, const OrderedJson& json,
+                               const std::string& json_file, bool strict);
 
 }  // namespace slackwater::cli

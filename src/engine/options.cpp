@@ -37,6 +37,27 @@ Result<bool> parse_flag(std::string_view text) {
   return fail(ErrorKind::kInvalidArgument, "takes true or false");
 }
 
+Result<std::chrono::milliseconds> parse_timeout(std::string_view text) {
+  double seconds = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (code != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e6)
+    return fail(ErrorKind::kInvalidArgument, "takes seconds above 0, such as 60 or 0.5");
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
+}
+
+// For options that are one parsed value.
+template <auto kMember, auto kParse>
+Status set(Options& options, std::string_view text) {
+  SW_ASSIGN(options.*kMember, kParse(text));
+  return {};
+}
+
+template <auto kMember, unsigned kLeast, unsigned kMost>
+Status set_within(Options& options, std::string_view text) {
+  SW_ASSIGN(options.*kMember, parse_small_count(text, kLeast, kMost));
+  return {};
+}
+
 Status set_pool(Options& options, std::string_view text) {
   if (text == "auto") {
     options.pool_bytes = 0;
@@ -56,21 +77,6 @@ Status set_slab(Options& options, std::string_view text) {
   return {};
 }
 
-Status set_copy_threads(Options& options, std::string_view text) {
-  SW_ASSIGN(options.copy_threads, parse_small_count(text, 0, 64));
-  return {};
-}
-
-Status set_queue_depth(Options& options, std::string_view text) {
-  SW_ASSIGN(options.queue_depth, parse_small_count(text, 0, 1024));
-  return {};
-}
-
-Status set_in_flight(Options& options, std::string_view text) {
-  SW_ASSIGN(options.in_flight, parse_small_count(text, 1, 64));
-  return {};
-}
-
 Status set_on_busy(Options& options, std::string_view text) {
   if (text != "wait" && text != "skip") return fail(ErrorKind::kInvalidArgument, "takes wait or skip");
   options.on_busy = text == "wait" ? OnBusy::kWait : OnBusy::kSkip;
@@ -83,21 +89,6 @@ Status set_on_damage(Options& options, std::string_view text) {
   return {};
 }
 
-Status set_keep(Options& options, std::string_view text) {
-  SW_ASSIGN(options.keep, parse_count(text));
-  return {};
-}
-
-Status set_keep_every(Options& options, std::string_view text) {
-  SW_ASSIGN(options.keep_every, parse_count(text));
-  return {};
-}
-
-Status set_paranoid(Options& options, std::string_view text) {
-  SW_ASSIGN(options.paranoid, parse_flag(text));
-  return {};
-}
-
 Status set_io_backend(Options& options, std::string_view text) {
   if (text == "auto")
     options.io_backend = IoBackend::kAuto;
@@ -107,49 +98,6 @@ Status set_io_backend(Options& options, std::string_view text) {
     options.io_backend = IoBackend::kThreads;
   else
     return fail(ErrorKind::kInvalidArgument, "takes auto, uring or threads");
-  return {};
-}
-
-Status set_direct_io(Options& options, std::string_view text) {
-  SW_ASSIGN(options.direct_io, parse_flag(text));
-  return {};
-}
-
-Result<std::chrono::milliseconds> parse_timeout(std::string_view text) {
-  double seconds = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (code != std::errc{} || end != text.data() + text.size() || !(seconds > 0) || seconds > 1e6)
-    return fail(ErrorKind::kInvalidArgument, "takes seconds above 0, such as 60 or 0.5");
-  return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
-}
-
-Status set_stall_timeout(Options& options, std::string_view text) {
-  SW_ASSIGN(options.stall_timeout, parse_timeout(text));
-  return {};
-}
-
-Status set_commit_timeout(Options& options, std::string_view text) {
-  SW_ASSIGN(options.commit_timeout, parse_timeout(text));
-  return {};
-}
-
-Status set_rank(Options& options, std::string_view text) {
-  SW_ASSIGN(options.rank, parse_small_count(text, 0, kMaxWorld - 1));
-  return {};
-}
-
-Status set_world(Options& options, std::string_view text) {
-  SW_ASSIGN(options.world, parse_small_count(text, 1, kMaxWorld));
-  return {};
-}
-
-Status set_local_ranks(Options& options, std::string_view text) {
-  SW_ASSIGN(options.local_ranks, parse_small_count(text, 1, kMaxWorld));
-  return {};
-}
-
-Status set_fan_in(Options& options, std::string_view text) {
-  SW_ASSIGN(options.fan_in, parse_small_count(text, 1, kMaxWorld));
   return {};
 }
 
@@ -180,42 +128,46 @@ constexpr std::array kRows{
     Row{{"slab", "bytes", "8MiB", "", "Size of one buffer of the pool, a multiple of 1 MiB."}, set_slab},
     Row{{"copy_threads", "count", "0", "",
          "Threads that copy tensors into the pool; 0 takes up to two, as cores allow."},
-        set_copy_threads},
-    Row{{"queue_depth", "count", "0", "", "Writes under way at once; 0 chooses by itself."}, set_queue_depth},
+        set_within<&Options::copy_threads, 0, 64>},
+    Row{{"queue_depth", "count", "0", "", "Writes under way at once; 0 chooses by itself."},
+        set_within<&Options::queue_depth, 0, 1024>},
     Row{{"in_flight", "count", "2", "", "Snapshots on their way at once before a save finds the engine busy."},
-        set_in_flight},
+        set_within<&Options::in_flight, 1, 64>},
     Row{{"on_busy", "choice", "wait", "wait|skip",
          "What save does when that many are on their way: wait for one, or skip this step."},
         set_on_busy},
     Row{{"on_damage", "choice", "fallback", "fallback|raise",
          "What restore does with a damaged version: use the one before it, or raise an error."},
         set_on_damage},
-    Row{{"keep", "count", "2", "", "Newest checkpoints kept; 0 keeps all."}, set_keep},
+    Row{{"keep", "count", "2", "", "Newest checkpoints kept; 0 keeps all."}, set<&Options::keep, parse_count>},
     Row{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept too; 0 is none."},
-        set_keep_every},
+        set<&Options::keep_every, parse_count>},
     Row{{"paranoid", "flag", "false", "",
          "Hash every byte inside save and again after the copy, to catch any change in between."},
-        set_paranoid},
+        set<&Options::paranoid, parse_flag>},
     Row{{"io_backend", "choice", "auto", "auto|uring|threads",
          "How files are written and read; auto takes io_uring where it is permitted."},
         set_io_backend},
     Row{{"direct_io", "flag", "true", "", "Bypass the page cache (O_DIRECT) where the file system takes it."},
-        set_direct_io},
+        set<&Options::direct_io, parse_flag>},
     Row{{"stall_timeout", "seconds", "60", "",
          "A snapshot that makes no progress for this long is given up, so that training goes on."},
-        set_stall_timeout},
+        set<&Options::stall_timeout, parse_timeout>},
     Row{{"cuda_driver", "text", "libcuda.so.1", "",
          "The CUDA driver's library, by name or path; it is loaded when the first CUDA tensor is seen."},
         set_cuda_driver},
-    Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."}, set_rank},
-    Row{{"world", "count", "1", "", "How many processes save together, each its own part, as one version."}, set_world},
+    Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."},
+        set_within<&Options::rank, 0, kMaxWorld - 1>},
+    Row{{"world", "count", "1", "", "How many processes save together, each its own part, as one version."},
+        set_within<&Options::world, 1, kMaxWorld>},
     Row{{"local_ranks", "count", "1", "",
          "How many of them run on this machine; each takes its share of the memory for an automatic pool."},
-        set_local_ranks},
+        set_within<&Options::local_ranks, 1, kMaxWorld>},
     Row{{"commit_timeout", "seconds", "60", "",
          "How long ranks wait for each other; a step that one of them does not finish in time is given up by all."},
-        set_commit_timeout},
-    Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports to rank 0 as one."}, set_fan_in},
+        set<&Options::commit_timeout, parse_timeout>},
+    Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports to rank 0 as one."},
+        set_within<&Options::fan_in, 1, kMaxWorld>},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

@@ -46,7 +46,7 @@ class MpiStore final : public KeyValueStore, public std::enable_shared_from_this
   MpiCommunicator communicator_;
   const std::chrono::milliseconds timeout_;
 
-  StoreTable table_;  // of rank 0
+  KeyTable table_;  // of rank 0
   StoreServer server_;
   std::atomic<bool> closed_ = false;
   std::atomic<int> finalize_key_ = MPI_KEYVAL_INVALID;

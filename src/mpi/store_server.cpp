@@ -10,7 +10,7 @@
 
 namespace slackwater {
 
-StoreServer::StoreServer(MPI_Comm communicator, int clients, StoreTable& table, std::chrono::milliseconds timeout)
+StoreServer::StoreServer(MPI_Comm communicator, int clients, KeyTable& table, std::chrono::milliseconds timeout)
     : communicator_(communicator), clients_(clients), table_(table), timeout_(timeout) {}
 
 Status StoreServer::start() {

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "mpi/store_messages.hpp"
-#include "mpi/store_table.hpp"
+#include "base/key_table.hpp"
 #include "mpi/transfer.hpp"
 #include "slackwater/error.hpp"
 
@@ -23,7 +23,7 @@ inline constexpr int kStoreReplyTag = 2;
 
 class StoreServer {
  public:
-  StoreServer(MPI_Comm communicator, int clients, StoreTable& table, std::chrono::milliseconds timeout);
+  StoreServer(MPI_Comm communicator, int clients, KeyTable& table, std::chrono::milliseconds timeout);
 
   // kIo where the process may have no more threads.
   [[nodiscard]] Status start();
@@ -46,7 +46,7 @@ class StoreServer {
   // Constant after construction.
   const MPI_Comm communicator_;
   const int clients_;
-  StoreTable& table_;
+  KeyTable& table_;
   const std::chrono::milliseconds timeout_;
 
   // Of the server's thread.

@@ -2,17 +2,14 @@
 #pragma once
 
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <chrono>
 #include <fstream>
 #include <sstream>
-#include <stdexcept>
 #include <string>
-#include <thread>
+#include <utility>
 #include <vector>
+
+#include "support/child_process.hpp"
 
 namespace slackwater::test {
 
@@ -26,15 +23,7 @@ class MpiRun {
     words.push_back(std::to_string(ranks));
     words.insert(words.end(), program.begin(), program.end());
     name_ = program.front().substr(program.front().rfind('/') + 1);
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    process_ = ::fork();
-    if (process_ < 0) throw std::runtime_error("cannot fork");
-    if (process_ == 0) {
-      ::execv(arguments.front(), arguments.data());
-      ::_exit(127);
-    }
+    process_ = start_program(std::move(words));
   }
   ~MpiRun() {
     if (process_ <= 0) return;
@@ -53,13 +42,7 @@ class MpiRun {
     return found;
   }
   // How mpirun ended: its exit code, or 128 + the signal.
-  [[nodiscard]] int wait() {
-    int status = 0;
-    while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-    }
-    process_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  }
+  [[nodiscard]] int wait() { return wait_for_child(std::exchange(process_, -1)); }
 
  private:
   void add_ranks(pid_t process, std::vector<pid_t>& found) const {

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,9 +13,10 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <vector>
+#include <utility>
 
 #include "base/unique_fd.hpp"
+#include "support/child_process.hpp"
 
 namespace slackwater::test {
 
@@ -31,19 +31,9 @@ class Trainer {
     if (::pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("cannot make a pipe");
     out_ = UniqueFd(ends[0]);
     const UniqueFd theirs(ends[1]);
-    std::vector<std::string> words{KILL_TRAINER,          directory, std::to_string(size_mib),
-                                   std::to_string(steps), when,      std::to_string(rank),
-                                   std::to_string(world), tensors};
-    std::vector<char*> arguments;
-    for (std::string& word : words) arguments.push_back(word.data());
-    arguments.push_back(nullptr);
-    process_ = ::fork();
-    if (process_ < 0) throw std::runtime_error("cannot fork");
-    if (process_ == 0) {
-      ::dup2(theirs.get(), STDOUT_FILENO);
-      ::execv(KILL_TRAINER, arguments.data());
-      ::_exit(127);
-    }
+    process_ = start_program({KILL_TRAINER, directory, std::to_string(size_mib), std::to_string(steps), when,
+                              std::to_string(rank), std::to_string(world), tensors},
+                             theirs.get());
   }
   ~Trainer() {
     if (process_ > 0) static_cast<void>(end());
@@ -66,11 +56,7 @@ class Trainer {
     ::kill(process_, SIGKILL);
     while (read_some()) {
     }
-    int status = 0;
-    while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) {
-    }
-    process_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return wait_for_child(std::exchange(process_, -1));
   }
   // The number behind the last whole line that begins with the word.
   [[nodiscard]] std::optional<std::uint64_t> last(const std::string& word) const {

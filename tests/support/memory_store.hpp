@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/key_table.hpp"
 #include "slackwater/key_value_store.hpp"
 
 namespace slackwater::test {
@@ -16,25 +17,16 @@ namespace slackwater::test {
 class MemoryStore final : public KeyValueStore {
  public:
   [[nodiscard]] Status set(const std::string& key, const std::string& value) override {
-    std::lock_guard lock(mutex_);
-    if (broken_) return fail(*broken_);
-    values_[key] = value;
+    if (auto error = broken()) return fail(*error);
+    table_.set(key, value);
     return {};
   }
   [[nodiscard]] Result<std::vector<std::optional<std::string>>> get(const std::vector<std::string>& keys) override {
-    std::lock_guard lock(mutex_);
-    if (broken_) return fail(*broken_);
-    std::vector<std::optional<std::string>> found;
-    for (const std::string& key : keys) {
-      const auto value = values_.find(key);
-      found.push_back(value == values_.end() ? std::nullopt : std::optional(value->second));
-    }
-    return found;
+    if (auto error = broken()) return fail(*error);
+    return table_.get(keys);
   }
   void remove(const std::vector<std::string>& keys) override {
-    std::lock_guard lock(mutex_);
-    if (broken_) return;
-    for (const std::string& key : keys) values_.erase(key);
+    if (!broken()) table_.remove(keys);
   }
 
   // From now on every call fails with this, until it is taken back.
@@ -42,14 +34,16 @@ class MemoryStore final : public KeyValueStore {
     std::lock_guard lock(mutex_);
     broken_ = std::move(error);
   }
-  [[nodiscard]] std::map<std::string, std::string> values() const {
-    std::lock_guard lock(mutex_);
-    return values_;
-  }
+  [[nodiscard]] std::map<std::string, std::string> values() const { return table_.values(); }
 
  private:
+  [[nodiscard]] std::optional<Error> broken() const {
+    std::lock_guard lock(mutex_);
+    return broken_;
+  }
+
+  KeyTable table_;
   mutable std::mutex mutex_;
-  std::map<std::string, std::string> values_;
   std::optional<Error> broken_;
 };
 

@@ -1,5 +1,4 @@
-// StoreTable: the keys and their values, in the memory of rank 0. Owned by its store. Thread-safe: rank 0's own threads use it as the
-// server does.
+// KeyTable: keys and their values in memory, the inside of every KeyValueStore that lives in this process. Thread-safe.
 #pragma once
 
 #include <map>
@@ -10,11 +9,12 @@
 
 namespace slackwater {
 
-class StoreTable {
+class KeyTable {
  public:
   void set(const std::string& key, std::string value);
   [[nodiscard]] std::vector<std::optional<std::string>> get(const std::vector<std::string>& keys) const;
   void remove(const std::vector<std::string>& keys);
+  [[nodiscard]] std::map<std::string, std::string> values() const;
 
  private:
   mutable std::mutex mutex_;  // guards what follows
