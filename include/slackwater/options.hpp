@@ -47,7 +47,7 @@ struct Options {
   std::uint32_t world = 1;                // so many that save together into the same directory; at most 65536
   std::uint32_t local_ranks = 1;          // so many of them on this machine share its memory
   std::chrono::milliseconds commit_timeout{60'000};  // ranks wait so long for each other
-  std::uint32_t fan_in = 64;              // ranks in a group, which reports to rank 0 as one
+  std::uint32_t fan_in = 64;              // ranks in a group, which reports as one; groups form groups, up to rank 0
   std::shared_ptr<KeyValueStore> store;   // how the ranks talk; null: through files in the directory they share
   std::string run_name;                   // free text, kept in the attempt file
   LogSink log;                            // empty: warnings and errors go to stderr

@@ -42,8 +42,8 @@ struct CommitRow {
   std::uint32_t ranks = 0;
 
   // The way of a decision. Medians, seconds.
-  double vote_s = 0;     // a member casts its ballot
-  double report_s = 0;   // a speaker hears its group, reads its records, and reports; 0 where there is one group
+  double vote_s = 0;    // a member casts its ballot
+  double report_s = 0;  // speakers hear their groups, read records, and report, up the tree; 0 where there is one group
   double collect_s = 0;  // the leader does the same, and hears the speakers
   double merge_s = 0;    // one index out of all parts
   double decide_s = 0;   // index and manifest, written and synced
@@ -56,7 +56,7 @@ struct CommitRow {
 
   double total_cpu_s = 0;  // of all ranks
   double member_cpu_s = 0;
-  double speaker_cpu_s = 0;
+  double speaker_cpu_s = 0;  // of those who hear most
   double leader_cpu_s = 0;
 
   std::uint64_t index_bytes = 0;

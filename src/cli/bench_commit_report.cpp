@@ -37,8 +37,8 @@ void print_path(const CommitFigures& figures) {
   }
   table.print(stdout, "    ");
   fmt::print(
-      "\n    vote: a member casts its ballot. report: a speaker hears its group, reads its records, reports. collect: "
-      "the leader does, and hears the speakers.\n"
+      "\n    vote: a member casts its ballot. report: speakers hear their groups, read records, report, level by "
+      "level. collect: the leader does the same.\n"
       "    merge: one index of all parts. decide: index and manifest, written and synced. learn: a member hears of "
       "it.\n"
       "    at once: measured from the votes until the last rank knows, a thread for each rank. the first: of a run, in "

@@ -1,7 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -32,6 +30,12 @@ double sum_of(const std::vector<Cost>& costs) {
   return sum;
 }
 
+double sum_of(const std::vector<std::vector<Cost>>& by_height) {
+  double sum = 0;
+  for (const std::vector<Cost>& costs : by_height) sum += sum_of(costs);
+  return sum;
+}
+
 double leader_cpu(const CommitCosts& costs) {
   return costs.collect.cpu_s + costs.merge.cpu_s + costs.decide.cpu_s + costs.announce.cpu_s;
 }
@@ -44,7 +48,11 @@ void summarise(const std::vector<CommitCosts>& commits, CommitRow& row) {
     return median(std::move(values));
   };
   row.vote_s = of_all([](const CommitCosts& costs) { return middle_of(costs.votes, &Cost::wall_s); });
-  row.report_s = of_all([](const CommitCosts& costs) { return middle_of(costs.reports, &Cost::wall_s); });
+  row.report_s = of_all([](const CommitCosts& costs) {
+    double way = 0;  // one after the other, up the tree
+    for (const std::vector<Cost>& reports : costs.reports) way += middle_of(reports, &Cost::wall_s);
+    return way;
+  });
   row.collect_s = of_all([](const CommitCosts& costs) { return costs.collect.wall_s; });
   row.merge_s = of_all([](const CommitCosts& costs) { return costs.merge.wall_s; });
   row.decide_s = of_all([](const CommitCosts& costs) { return costs.decide.wall_s; });
@@ -54,18 +62,16 @@ void summarise(const std::vector<CommitCosts>& commits, CommitRow& row) {
     return middle_of(costs.votes, &Cost::cpu_s) + middle_of(costs.learned, &Cost::cpu_s);
   });
   row.speaker_cpu_s = of_all([](const CommitCosts& costs) {
-    return middle_of(costs.reports, &Cost::cpu_s) + middle_of(costs.forwarded, &Cost::cpu_s);
+    double most = 0;
+    for (std::size_t i = 0; i < costs.reports.size(); ++i)
+      most = std::max(most, middle_of(costs.reports[i], &Cost::cpu_s) + middle_of(costs.forwarded[i], &Cost::cpu_s));
+    return most;
   });
   row.leader_cpu_s = of_all(leader_cpu);
   row.total_cpu_s = of_all([](const CommitCosts& costs) {
     return sum_of(costs.votes) + sum_of(costs.reports) + sum_of(costs.learned) + sum_of(costs.forwarded) +
            leader_cpu(costs);
   });
-}
-
-void empty_directory(const std::string& directory) {
-  std::error_code ignored;
-  std::filesystem::remove_all(directory, ignored);
 }
 
 const CommitRow* row_of(const CommitFigures& figures, Medium medium, std::uint32_t ranks) {
@@ -183,20 +189,19 @@ Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& 
 Result<CommitFigures> measure_commit(const std::string& directory, const CommitPlan& plan,
                                      const std::function<void(const std::string&)>& on_run) {
   CommitFigures figures{.plan = plan, .commits = {}, .saves = {}, .restores = {}, .verdicts = {}};
-  const std::string place = directory + "/run";
+  // A place for each, which goes with the whole: file systems are slow to make files where many were just removed.
+  auto place = [&, number = 0]() mutable { return fmt::format("{}/run-{}", directory, ++number); };
   for (const std::uint32_t ranks : plan.ranks) {
     for (const Medium medium : {Medium::kDirectory, Medium::kStore}) {
       on_run(fmt::format("{} ranks, {}", ranks, medium_name(medium)));
-      SW_ASSIGN(CommitRow row, measure_ranks(place, plan, medium, ranks));
+      SW_ASSIGN(CommitRow row, measure_ranks(place(), plan, medium, ranks));
       figures.commits.push_back(row);
-      empty_directory(place);
     }
   }
   for (const std::uint32_t ranks : {1u, plan.most_at_once}) {
     on_run(fmt::format("save() as one of {}", ranks));
-    SW_ASSIGN(const SaveRow row, measure_saves(place, plan, ranks));
+    SW_ASSIGN(const SaveRow row, measure_saves(place(), plan, ranks));
     figures.saves.push_back(row);
-    empty_directory(place);
   }
   on_run("the plan to restore");
   SW_ASSIGN(const RestorePlanRow restore, measure_restore_plan(plan));

@@ -35,9 +35,9 @@ class LightOthers {
       DirectoryCoordinator own(fs_, clock_, directory_);
       ids.push_back(random_id());
       DirectoryCoordinator& coordinator = rank == 1 ? coordinator_ : own;
-      static_cast<void>(coordinator.gather({rank, ranks_, ids.back()}, {clock_.now(), {}}));
+      static_cast<void>(coordinator.gather({rank, ranks_, ids.back(), ranks_}, {clock_.now(), {}}));
     }
-    SW_TRY(coordinator_.gather({1, ranks_, ids.front()}, {clock_.now() + kPatience, {}}));
+    SW_TRY(coordinator_.gather({1, ranks_, ids.front(), ranks_}, {clock_.now() + kPatience, {}}));
     SW_TRY(until([&] { return newest_attempt_number(fs_, directory_).value_or(0) > 0; }));
     SW_ASSIGN(attempt_, read_attempt(fs_, directory_, 1));
     return {};
@@ -51,7 +51,8 @@ class LightOthers {
       const Record record = light_record(attempt_, step, rank);
       SW_TRY(write_light_record(fs_, path, record));
       Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kPatience}, coordinator_, fs_, clock_);
-      SW_TRY(fleet.vote(version, path, light_ballot(record, no_tensors(rank)), {}));
+      IndexLedger ledger;  // forgets: its ballots are whole, always
+      SW_TRY(fleet.vote(version, path, light_ballot(record, no_tensors(rank)), ledger, {}));
     }
     return {};
   }
@@ -60,7 +61,7 @@ class LightOthers {
   static IndexPart no_tensors(std::uint32_t rank) {
     std::string text = serialize_index({});
     const Digest128 digest = digest128(text);
-    return {rank, digest, std::move(text)};
+    return {rank, 1, digest, std::move(text)};
   }
   template <class Condition>
   Status until(const Condition& condition) {
@@ -95,8 +96,9 @@ double cpu_of_this_thread() {
 Result<SaveRow> measure_saves(const std::string& directory, const CommitPlan& plan, std::uint32_t ranks) {
   const auto fs = make_posix_file_system();
   const SystemClock clock;
-  SW_ASSIGN(Engine engine,
-            Engine::open({.path = directory, .world = ranks, .commit_timeout = kPatience, .fan_in = ranks}));
+  SW_ASSIGN(
+      Engine engine,
+      Engine::open({.path = directory, .world = ranks, .commit_timeout = kPatience, .fan_in = std::max(ranks, 2u)}));
   LightOthers others(*fs, clock, directory, ranks);
   const std::vector<std::byte> memory(kTensors * kTensorBytes);
   std::vector<double> wall_s;

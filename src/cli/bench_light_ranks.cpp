@@ -158,8 +158,11 @@ LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory
       medium_(medium),
       ranks_(ranks),
       stores_{CountingStore(values_), CountingStore(values_), CountingStore(values_)},
-      part_digests_(ranks) {
-  for (std::uint32_t rank = 0; rank < ranks; ++rank) ids_.push_back(random_id());
+      ledgers_(ranks) {
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    ids_.push_back(random_id());
+    part_texts_.push_back(serialize_index(light_entries(rank, ranks, plan.tensors)));
+  }
 }
 
 RankRole LightRanks::role_of(std::uint32_t rank) const {
@@ -176,17 +179,19 @@ Coordinator& LightRanks::coordinator_of(std::uint32_t rank) const {
   return *coordinators_[static_cast<std::size_t>(role_of(rank))];
 }
 
-// Whole until it was committed once, then only named.
-Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) {
-  IndexPart part{.rank = rank, .digest = part_digests_[rank], .text = {}};
-  if (!parts_are_known_) {
-    part.text = serialize_index(light_entries(rank, ranks_, plan_.tensors));
-    part.digest = part_digests_[rank] = digest128(part.text);
-  }
-  return light_ballot(light_record(attempt_, step, rank), std::move(part));
+Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) const {
+  const std::string& text = part_texts_[rank];
+  return light_ballot(light_record(attempt_, step, rank), {.rank = rank, .digest = digest128(text), .text = text});
 }
 
-Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank]}; }
+std::vector<std::vector<std::uint32_t>> LightRanks::by_height() const {
+  std::vector<std::vector<std::uint32_t>> ranks(RankTree(0, ranks_, plan_.fan_in).levels());
+  for (std::uint32_t rank = 1; rank < ranks_; ++rank)
+    ranks[RankTree(rank, ranks_, plan_.fan_in).height()].push_back(rank);
+  return ranks;
+}
+
+Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank], plan_.fan_in}; }
 
 Fleet LightRanks::fleet_of(std::uint32_t rank) const {
   return Fleet({.rank = rank, .world = ranks_, .fan_in = plan_.fan_in, .timeout = kPatience}, coordinator_of(rank), fs_,
@@ -241,10 +246,12 @@ Result<std::string> LightRanks::prepare(const VersionName& version) {
 // As Engine::Impl::decide_for_all().
 Status LightRanks::lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs) {
   Fleet fleet = fleet_of(0);
-  SW_ASSIGN(Ballot ballots, timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), {}); }));
+  SW_ASSIGN(Ballot ballots,
+            timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), ledgers_[0], {}); }));
   if (!ballots.failures.empty()) return fail(ErrorKind::kAborted, describe(ballots.failures), path);
-  SW_ASSIGN(const auto index,
-            timed(costs.merge, [&] { return ledger_.merge(version.attempt, std::move(ballots.index_parts)); }));
+  SW_ASSIGN(const auto index, timed(costs.merge, [&] {
+              return ledgers_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
+            }));
   Manifest manifest{.required_features = {kGlobalTensorsFeature},
                     .run = attempt_.run,
                     .step = version.step,
@@ -260,47 +267,45 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
     return {};
   };
   SW_TRY(timed(costs.decide, write));
-  ledger_.keep();
-  parts_are_known_ = true;
+  ledgers_[0].keep();
   costs.index_bytes = index->text.size();
   costs.manifest_bytes = serialize(manifest).size();
   return timed(costs.announce, [&] { return fleet.announce(version, {}); });
 }
 
-Status LightRanks::learn(Fleet& fleet, const VersionName& version) {
+Status LightRanks::learn(std::uint32_t rank, const VersionName& version) {
+  Fleet fleet = fleet_of(rank);
   SW_ASSIGN(const auto outcome, fleet.await_outcome(version, {}));
   if (!outcome || outcome->error) return fail(ErrorKind::kInternal, "a rank did not hear of the commit", directory_);
   fleet.forget(version);
+  ledgers_[rank].keep();
   return {};
 }
 
 Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
   SW_ASSIGN(const std::string path, prepare(version));
-  std::vector<std::uint32_t> members;
-  std::vector<std::uint32_t> speakers;
-  for (std::uint32_t rank = 1; rank < ranks_; ++rank)
-    (role_of(rank) == RankRole::kSpeaker ? speakers : members).push_back(rank);
-
+  const std::vector<std::vector<std::uint32_t>> ranks = by_height();
   const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
     Fleet fleet = fleet_of(rank);
     Ballot ballot = ballot_of(rank, step);
-    SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), {}); }));
+    SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), ledgers_[rank], {}); }));
     return {};
   };
   const auto hear = [&](std::uint32_t rank, Cost& cost) -> Status {
-    Fleet fleet = fleet_of(rank);
-    return timed(cost, [&] { return learn(fleet, version); });
+    return timed(cost, [&] { return learn(rank, version); });
   };
   CommitCosts costs;
-  SW_TRY(for_each_rank(members, costs.votes, cast));
-  SW_TRY(for_each_rank(speakers, costs.reports, cast));
+  SW_TRY(for_each_rank(ranks.front(), costs.votes, cast));
+  for (std::size_t height = 1; height < ranks.size(); ++height)
+    SW_TRY(for_each_rank(ranks[height], costs.reports.emplace_back(), cast));
   Ballot own = ballot_of(0, step);
   const MemoryPeak peak;
   SW_TRY(lead(version, path, std::move(own), costs));
   costs.leader_memory_bytes = peak.bytes();
-  SW_TRY(for_each_rank(members, costs.learned, hear));
-  SW_TRY(for_each_rank(speakers, costs.forwarded, hear));
+  SW_TRY(for_each_rank(ranks.front(), costs.learned, hear));
+  for (std::size_t height = 1; height < ranks.size(); ++height)
+    SW_TRY(for_each_rank(ranks[height], costs.forwarded.emplace_back(), hear));
   return costs;
 }
 
@@ -320,8 +325,8 @@ Result<double> LightRanks::commit_at_once(std::uint64_t step) {
       return lead(version, path, std::move(ballots[0]), ignored);
     }
     Fleet fleet = fleet_of(rank);
-    SW_TRY(fleet.vote(version, path, std::move(ballots[rank]), {}));
-    return learn(fleet, version);
+    SW_TRY(fleet.vote(version, path, std::move(ballots[rank]), ledgers_[rank], {}));
+    return learn(rank, version);
   };
   {
     std::vector<std::jthread> threads;

@@ -39,10 +39,10 @@ struct Gathering {
 // One commit, seconds of each call.
 struct CommitCosts {
   std::vector<Cost> votes;
-  std::vector<Cost> reports;
+  std::vector<std::vector<Cost>> reports;  // by the height of who makes them
   Cost collect, merge, decide, announce;
-  std::vector<Cost> learned;    // by members
-  std::vector<Cost> forwarded;  // by speakers: they clear away what their group said
+  std::vector<Cost> learned;                 // by members
+  std::vector<std::vector<Cost>> forwarded;  // by speakers, as reports: they clear away what their group said
   std::uint64_t index_bytes = 0;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t leader_memory_bytes = 0;
@@ -72,13 +72,15 @@ class LightRanks {
   [[nodiscard]] RankRole role_of(std::uint32_t rank) const;
   [[nodiscard]] Coordinator& coordinator_of(std::uint32_t rank) const;
   [[nodiscard]] Fleet fleet_of(std::uint32_t rank) const;
+  // Ranks but the leader, by height: those who hear nobody first.
+  [[nodiscard]] std::vector<std::vector<std::uint32_t>> by_height() const;
   [[nodiscard]] std::unique_ptr<Coordinator> make_coordinator(RankRole role);
   [[nodiscard]] Coordinator::Member member(std::uint32_t rank) const;
-  [[nodiscard]] Ballot ballot_of(std::uint32_t rank, std::uint64_t step);
+  [[nodiscard]] Ballot ballot_of(std::uint32_t rank, std::uint64_t step) const;
   // The version's directory, with everybody's record.
   [[nodiscard]] Result<std::string> prepare(const VersionName& version);
   [[nodiscard]] Status lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs);
-  [[nodiscard]] Status learn(Fleet& fleet, const VersionName& version);
+  [[nodiscard]] Status learn(std::uint32_t rank, const VersionName& version);
 
   FileSystem& fs_;
   const Clock& clock_;
@@ -93,9 +95,8 @@ class LightRanks {
   std::array<std::unique_ptr<Coordinator>, kRoles> coordinators_;
   std::unique_ptr<VersionStore> versions_;
   Attempt attempt_;
-  IndexLedger ledger_;
-  bool parts_are_known_ = false;         // to the leader, since the first commit
-  std::vector<Digest128> part_digests_;  // by rank
+  std::vector<IndexLedger> ledgers_;     // by rank
+  std::vector<std::string> part_texts_;  // by rank
 };
 
 }  // namespace slackwater::cli

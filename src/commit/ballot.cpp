@@ -15,6 +15,21 @@ namespace slackwater {
 namespace {
 
 using Digests = std::vector<std::pair<std::string, Digest128>>;
+constexpr std::size_t kDigestDigits = 32;  // of a digest
+
+// Ranks that follow each other are said together: at 16,384 ranks an object for each would be most of a commit's cost.
+Json records_to_json(const Ballot& ballot) {
+  Json runs = Json::array();
+  for (std::size_t first = 0; first < ballot.records.size();) {
+    std::string digests;
+    std::size_t end = first;
+    while (end < ballot.records.size() && ballot.records[end].rank == ballot.records[first].rank + (end - first))
+      digests += to_hex(ballot.records[end++].digest);
+    runs.push_back({{"first", ballot.records[first].rank}, {"digests", std::move(digests)}});
+    first = end;
+  }
+  return runs;
+}
 
 Json replicas_to_json(const Ballot& ballot) {
   Json replicas = Json::array();
@@ -32,6 +47,22 @@ Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
   const auto digest = hex.is_string() ? digest128_from_hex(hex.get_ref<const std::string&>()) : std::nullopt;
   if (!digest) return corrupt("a digest is not 32 hexadecimal digits", path);
   return *digest;
+}
+
+Status parse_records(const Json& json, Ballot& ballot, const std::string& path) {
+  SW_ASSIGN(const Json* runs, json_array(json, "records", path));
+  for (const Json& run : *runs) {
+    SW_ASSIGN(std::uint32_t rank, json_u32(run, "first", path));
+    SW_ASSIGN(const std::string digests, json_string(run, "digests", path));
+    if (digests.empty() || digests.size() % kDigestDigits != 0)
+      return corrupt("the digests of some records are not 32 hexadecimal digits each", path);
+    for (std::size_t at = 0; at < digests.size(); at += kDigestDigits, ++rank) {
+      const auto digest = digest128_from_hex(std::string_view(digests).substr(at, kDigestDigits));
+      if (!digest) return corrupt("a record's digest is not 32 hexadecimal digits", path);
+      ballot.records.push_back({rank, record_file(rank), *digest});
+    }
+  }
+  return {};
 }
 
 Status parse_replicas(const Json& json, Ballot& ballot, const std::string& path) {
@@ -61,6 +92,14 @@ Status parse_values(const Json& json, Ballot& ballot, const std::string& path) {
     SW_ASSIGN(value, parse_hex(hex, path));
   }
   return {};
+}
+
+// Both are in order. Most often the later ranks come later.
+template <class T>
+void merge_by_rank(std::vector<T>& into, std::vector<T>& from, std::uint32_t T::* rank) {
+  const auto middle = std::ssize(into);
+  std::ranges::move(from, std::back_inserter(into));
+  std::ranges::inplace_merge(into, into.begin() + middle, {}, rank);
 }
 
 void merge_replicas(Ballot& into, Ballot& from) {
@@ -98,13 +137,9 @@ std::string first_difference(const Digests& a, const Digests& b) {
 }  // namespace
 
 Json to_json(const Ballot& ballot) {
-  Json records = Json::array();
-  for (const RecordReference& record : ballot.records) {
-    records.push_back({{"rank", record.rank}, {"digest", to_hex(record.digest)}});
-  }
   Json parts = Json::array();
   for (const IndexPart& part : ballot.index_parts) {
-    Json entry = {{"rank", part.rank}, {"digest", to_hex(part.digest)}};
+    Json entry = {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}};
     if (!part.text.empty()) entry["text"] = part.text;
     parts.push_back(std::move(entry));
   }
@@ -114,24 +149,18 @@ Json to_json(const Ballot& ballot) {
   for (const Ballot::Failure& failure : ballot.failures) {
     failures.push_back({{"rank", failure.rank}, {"why", failure.why}});
   }
-  return {{"records", std::move(records)},        {"index_parts", std::move(parts)}, {"size_bytes", ballot.size_bytes},
+  return {{"records", records_to_json(ballot)},   {"index_parts", std::move(parts)}, {"size_bytes", ballot.size_bytes},
           {"replicas", replicas_to_json(ballot)}, {"values", std::move(values)},     {"failures", std::move(failures)}};
 }
 
 Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
   Ballot ballot;
-  SW_ASSIGN(const Json* records, json_array(json, "records", path));
-  for (const Json& entry : *records) {
-    RecordReference record;
-    SW_ASSIGN(record.rank, json_u32(entry, "rank", path));
-    record.file = record_file(record.rank);
-    SW_ASSIGN(record.digest, json_digest(entry, "digest", path));
-    ballot.records.push_back(std::move(record));
-  }
+  SW_TRY(parse_records(json, ballot, path));
   SW_ASSIGN(const Json* parts, json_array(json, "index_parts", path));
   for (const Json& entry : *parts) {
     IndexPart part;
     SW_ASSIGN(part.rank, json_u32(entry, "rank", path));
+    SW_ASSIGN(part.ranks, json_u32(entry, "ranks", path));
     SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
     if (entry.contains("text")) {
       SW_ASSIGN(part.text, json_string(entry, "text", path));
@@ -152,10 +181,8 @@ Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
 }
 
 void merge(Ballot& into, Ballot from) {
-  std::ranges::move(from.records, std::back_inserter(into.records));
-  std::ranges::sort(into.records, {}, &RecordReference::rank);
-  std::ranges::move(from.index_parts, std::back_inserter(into.index_parts));
-  std::ranges::sort(into.index_parts, {}, &IndexPart::rank);
+  merge_by_rank(into.records, from.records, &RecordReference::rank);
+  merge_by_rank(into.index_parts, from.index_parts, &IndexPart::rank);
   into.size_bytes += from.size_bytes;
   merge_replicas(into, from);
   merge_values(into, from);

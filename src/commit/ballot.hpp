@@ -16,12 +16,13 @@
 
 namespace slackwater {
 
-// A rank's part of the index. The leader keeps the parts of the last commit, so that one that has not changed since is
-// only named.
+// The part of the index of a rank, or of several that follow each other. Who hears it keeps it if the step commits, so
+// that one that has not changed since is only named.
 struct IndexPart {
-  std::uint32_t rank = 0;
-  Digest128 digest;  // of the text
-  std::string text;  // as serialize_index() made it; empty: the leader has it
+  std::uint32_t rank = 0;   // the first, who speaks for the others
+  std::uint32_t ranks = 1;  // how many
+  Digest128 digest;         // of the text
+  std::string text;         // as serialize_index() made it; empty: who hears this has it
 };
 
 // What ranks say about tensors that all ranks of their replica group should have alike.
@@ -36,7 +37,7 @@ struct Ballot {
     std::string why;
   };
   std::vector<RecordReference> records;  // by rank
-  std::vector<IndexPart> index_parts;    // by rank, one for each record
+  std::vector<IndexPart> index_parts;    // by rank; of all the ranks that have records here
   std::uint64_t size_bytes = 0;          // of the data files
   // By replica group, one for each thing that was said. Only until a commit has shown that replicas are alike.
   std::map<std::string, std::vector<ReplicaDigests>> replicas;

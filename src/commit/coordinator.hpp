@@ -18,7 +18,7 @@ namespace slackwater {
 
 // What a message is about. One rank says one thing about one topic.
 struct Topic {
-  std::string box;            // a plain name, such as "votes-g0003": who looks for a message looks into one box only
+  std::string box;            // a plain name, such as "votes-1-g0003": who looks for a message looks into one box only
   std::uint32_t attempt = 0;  // 0: none is claimed yet
   std::uint64_t step = 0;     // or the number of the round
 };
@@ -36,7 +36,8 @@ class Coordinator {
   struct Member {
     std::uint32_t rank = 0;
     std::uint32_t world = 1;
-    std::string id;  // random, of this start of this rank
+    std::string id;            // random, of this start of this rank
+    std::uint32_t fan_in = 0;  // all must have the same: who reports to whom follows from it
   };
   // Brings the ranks of this start together and answers each member's id, by rank. Every rank calls it before anything
   // else here; after a time-out it may be called again and goes on where it was. kTimeout names the ranks that are

@@ -213,7 +213,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   }
   std::optional<Error> trouble;
   const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto id = read_join(body, rank, self.world, control_);
+    const auto id = read_join(body, rank, self, control_);
     if (!id) {
       if (id.error().kind == ErrorKind::kMismatch) trouble = id.error();
       return !trouble;

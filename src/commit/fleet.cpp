@@ -23,20 +23,24 @@ constexpr std::string_view kDoubtful = "in-doubt";
 constexpr unsigned kLooksBetween = 8;  // at the messages awaited, for one at what would make them pointless
 
 Topic turns(std::uint32_t attempt, std::uint64_t number) { return {"turns", attempt, number}; }
-Topic reports(const VersionName& version) { return {"reports", version.attempt, version.step}; }
 Topic outcomes(const VersionName& version) { return {"outcomes", version.attempt, version.step}; }
 
 std::string instead(std::uint64_t step) {
   return fmt::format("saved step {} instead; save the same steps on all ranks", step);
 }
 
-// Whether there is a record of every rank, and its part of the index; both are in the order of the ranks.
-bool speaks_for_all(const Ballot& ballot, std::uint32_t world) {
-  if (ballot.records.size() != world || ballot.index_parts.size() != world) return false;
-  for (std::uint32_t rank = 0; rank < world; ++rank) {
-    if (ballot.records[rank].rank != rank || ballot.index_parts[rank].rank != rank) return false;
+// Whether there is a record of each of these ranks, and its part of the index; both are in the order of the ranks.
+bool speaks_for(const Ballot& ballot, std::uint32_t first, std::uint32_t ranks) {
+  if (ballot.records.size() != ranks) return false;
+  for (std::uint32_t i = 0; i < ranks; ++i) {
+    if (ballot.records[i].rank != first + i) return false;
   }
-  return true;
+  std::uint64_t next = first;
+  for (const IndexPart& part : ballot.index_parts) {
+    if (part.rank != next) return false;
+    next += part.ranks;
+  }
+  return next == std::uint64_t{first} + ranks;
 }
 
 std::string seconds_text(std::chrono::milliseconds time) {
@@ -61,36 +65,37 @@ Error aborted_everywhere(std::uint64_t step, const std::string& reason, const st
 }
 
 Fleet::Fleet(const FleetOptions& options, Coordinator& coordinator, FileSystem& fs, const Clock& clock)
-    : options_(options), coordinator_(coordinator), fs_(fs), clock_(clock), id_(random_id()) {}
+    : options_(options),
+      coordinator_(coordinator),
+      fs_(fs),
+      clock_(clock),
+      id_(random_id()),
+      tree_(options.rank, options.world, options.fan_in) {}
 
 Patience Fleet::patience(const std::stop_token& stop, int quarters) const {
   return {clock_.now() + options_.timeout * quarters / 4, stop};
 }
 
-Topic Fleet::votes(const VersionName& version) const { return {group_box("votes"), version.attempt, version.step}; }
-
-std::string Fleet::group_box(std::string_view name) const {
-  return fmt::format("{}-g{:04}", name, options_.rank / options_.fan_in);
+std::chrono::milliseconds Fleet::wait_on(unsigned level) const {
+  const auto more =
+      tree_.levels() < 2 ? std::chrono::milliseconds(0) : options_.timeout / 4 * (level - 1) / (tree_.levels() - 1);
+  return options_.timeout + more;
 }
 
-std::vector<std::uint32_t> Fleet::group_without_speaker() const {
-  const std::uint32_t speaker = options_.rank - options_.rank % options_.fan_in;
-  std::vector<std::uint32_t> ranks;
-  for (std::uint32_t rank = speaker + 1; rank < options_.world && rank - speaker < options_.fan_in; ++rank)
-    ranks.push_back(rank);
-  return ranks;
+Patience Fleet::patience_on(unsigned level, const std::stop_token& stop) const {
+  return {clock_.now() + wait_on(level), stop};
 }
 
-std::vector<std::uint32_t> Fleet::speakers_of_other_groups() const {
-  std::vector<std::uint32_t> ranks;
-  for (std::uint64_t rank = options_.fan_in; rank < options_.world; rank += options_.fan_in)
-    ranks.push_back(static_cast<std::uint32_t>(rank));
-  return ranks;
+Topic Fleet::votes(const VersionName& version, unsigned level) const {
+  return {tree_.box("votes", level), version.attempt, version.step};
 }
+
+Topic Fleet::own_votes(const VersionName& version) const { return votes(version, tree_.height() + 1); }
 
 Result<std::vector<std::string>> Fleet::gather(const std::stop_token& stop) {
   if (members_.empty()) {
-    SW_ASSIGN(members_, coordinator_.gather({options_.rank, options_.world, id_}, patience(stop, leads() ? 4 : 5)));
+    SW_ASSIGN(members_, coordinator_.gather({options_.rank, options_.world, id_, options_.fan_in},
+                                            patience(stop, leads() ? 4 : 5)));
   }
   return members_;
 }
@@ -206,7 +211,7 @@ Status Fleet::add(Ballot& ballot, const Topic& topic, std::vector<std::uint32_t>
   }
 }
 
-// The leader says so itself; the speaker of a group says it to the leader, who waits for it there, or passes it on.
+// The leader says so itself; the speaker of a group says it to whom he speaks, who waits for it there, or passes it on.
 void Fleet::release(const VersionName& left_out, std::uint64_t saved_instead) {
   if (!spoken_.insert(left_out).second) return;
   const std::string why = instead(saved_instead);
@@ -214,7 +219,7 @@ void Fleet::release(const VersionName& left_out, std::uint64_t saved_instead) {
   if (leads()) {
     (void)tell(left_out, {aborted_everywhere(left_out.step, fmt::format("rank 0: {}", why), {})});
   } else {
-    (void)coordinator_.publish(reports(left_out), options_.rank, to_json(Ballot{.failures = {{options_.rank, why}}}));
+    (void)coordinator_.publish(own_votes(left_out), options_.rank, to_json(Ballot{.failures = {{options_.rank, why}}}));
   }
 }
 
@@ -243,41 +248,53 @@ Status Fleet::check_records(const VersionName& version, Ballot& ballot, const st
   return {};
 }
 
-Result<Ballot> Fleet::vote(const VersionName& version, const std::string& directory, Ballot own,
-                           const std::stop_token& stop) {
-  spoken_.insert(version);
-  if (!speaks()) {
-    SW_TRY(coordinator_.publish(votes(version), options_.rank, to_json(own)));
-    return Ballot{};
+Status Fleet::hear(Ballot& all, const VersionName& version, const std::string& directory, const std::stop_token& stop) {
+  // All from now on: the others wait for the outcome only a little longer, however late a ballot of this group comes.
+  std::vector<Patience> waits;
+  for (unsigned level = 1; level <= tree_.height(); ++level) waits.push_back(patience_on(level, stop));
+  for (unsigned level = 1; level <= tree_.height() && all.failures.empty(); ++level) {
+    const std::string silence = fmt::format("did not report within {}{}: late, dead, or saving another step",
+                                            seconds_text(wait_on(level)), level == 1 ? "" : " for its group");
+    SW_TRY(add(all, votes(version, level), tree_.heard_on(level), directory, waits[level - 1], silence));
+    if (level == 1 && all.failures.empty()) SW_TRY(check_records(version, all, directory, waits.front()));
   }
-
-  Ballot all = std::move(own);
-  // Both from now on: the others wait for the outcome only a little longer, however late a ballot of this group comes.
-  const Patience waits = patience(stop);
-  const Patience waits_for_reports = patience(stop, 5);
-  if (all.failures.empty()) {
-    SW_TRY(add(
-        all, votes(version), group_without_speaker(), directory, waits,
-        fmt::format("did not report within {}: late, dead, or saving another step", seconds_text(options_.timeout))));
-    if (all.failures.empty()) SW_TRY(check_records(version, all, directory, waits));
-  }
-  if (!leads()) {
-    SW_TRY(coordinator_.publish(reports(version), options_.rank, to_json(all)));
-    return Ballot{};
-  }
-
-  if (all.failures.empty()) {
-    SW_TRY(add(all, reports(version), speakers_of_other_groups(), directory, waits_for_reports,
-               fmt::format("did not report within {} for its group of {}: late, dead, or saving another step",
-                           seconds_text(options_.timeout * 5 / 4), options_.fan_in)));
-  }
-  if (all.failures.empty() && !speaks_for_all(all, options_.world)) {
+  if (all.failures.empty() && !speaks_for(all, options_.rank, tree_.speaks_for())) {
     return fail(ErrorKind::kMismatch,
                 fmt::format("{} records came for {} ranks, not one of each; set the same fan_in on all ranks",
-                            all.records.size(), options_.world),
+                            all.records.size(), tree_.speaks_for()),
                 directory);
   }
-  return all;
+  return {};
+}
+
+Result<Ballot> Fleet::vote(const VersionName& version, const std::string& directory, Ballot own, IndexLedger& ledger,
+                           const std::stop_token& stop) {
+  spoken_.insert(version);
+  Ballot all = std::move(own);
+  const Status heard = hear(all, version, directory, stop);
+  if (leads()) return heard ? Result<Ballot>(std::move(all)) : fail(heard.error());
+
+  if (!heard && heard.error().kind == ErrorKind::kClosed) return fail(heard.error());
+  if (!heard) all.failures.push_back({options_.rank, heard.error().to_string()});
+  std::shared_ptr<const MergedIndex> merged;
+  if (tree_.height() > 0 && all.failures.empty()) {
+    if (auto made = ledger.merge(version.attempt, std::move(all.index_parts), Reach::kGroup)) {
+      merged = std::move(*made);
+      all.index_parts = {{options_.rank, tree_.speaks_for(), merged->digest, {}}};
+    } else {
+      all.failures.push_back({options_.rank, made.error().message});
+    }
+  }
+  if (!all.failures.empty()) all = Ballot{.failures = std::move(all.failures)};
+  for (IndexPart& part : all.index_parts) {
+    if (!ledger.needs_text(version.attempt, part.digest)) {
+      part.text.clear();
+    } else if (merged) {
+      part.text = merged->text;
+    }
+  }
+  SW_TRY(coordinator_.publish(own_votes(version), options_.rank, to_json(all)));
+  return Ballot{};
 }
 
 Status Fleet::tell(const VersionName& version, const Outcome& outcome) {
@@ -292,8 +309,7 @@ Status Fleet::tell(const VersionName& version, const Outcome& outcome) {
 
 Status Fleet::announce(const VersionName& version, const Outcome& outcome) {
   SW_TRY(tell(version, outcome));
-  coordinator_.forget_before(votes(version));
-  coordinator_.forget_before(reports(version));
+  for (unsigned level = 1; level <= tree_.height(); ++level) coordinator_.forget_before(votes(version, level));
   // Everybody voted for this step, and so knows how those before it ended.
   if (!outcome.error) {
     coordinator_.forget_before(outcomes(version));
@@ -340,8 +356,8 @@ Result<std::uint64_t> Fleet::await_turn(std::uint32_t attempt, std::uint64_t num
 }
 
 void Fleet::forget(const VersionName& version) {
-  coordinator_.forget(speaks() ? reports(version) : votes(version), options_.rank);
-  if (speaks()) coordinator_.forget_before(votes(version));
+  coordinator_.forget(own_votes(version), options_.rank);
+  for (unsigned level = 1; level <= tree_.height(); ++level) coordinator_.forget_before(votes(version, level));
   spoken_.erase(spoken_.begin(), spoken_.find(version));
 }
 

@@ -1,6 +1,6 @@
-// Fleet: the ranks of one run, as one of them sees them. Rank 0 leads. Ranks form groups of `fan_in`; the lowest of a
-// group speaks for it, so that nobody reads more than a group's ballots and one report for each other group.
-//   gather -> attempt -> for each step: vote (-> report) -> outcome
+// Fleet: the ranks of one run, as one of them sees them. Rank 0 leads. The others speak to it through a tree of groups
+// (rank_tree.hpp), whose speakers make one ballot out of those they hear.
+//   gather -> attempt -> for each step: vote, up the tree -> outcome
 // Nothing here decides: the decision is the manifest (VersionStore::decide); an outcome only tells of it. Owned by the
 // Engine, which makes none where the world is one rank. Thread rule: one thread at a time for one step; gather() and
 // the attempt belong to sw-plan and restore(), which do not run at once; the rest to sw-commit. Lifetime: what it is
@@ -19,6 +19,8 @@
 #include "commit/attempt.hpp"
 #include "commit/ballot.hpp"
 #include "commit/coordinator.hpp"
+#include "commit/merged_index.hpp"
+#include "commit/rank_tree.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/error.hpp"
 
@@ -28,8 +30,8 @@ struct FleetOptions {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::uint32_t fan_in = 64;
-  std::chrono::milliseconds timeout{
-      60'000};  // for the ballots of a group; who waits for those who wait has a little more
+  // For the ballots of a group; who waits for those who wait has a little more.
+  std::chrono::milliseconds timeout{60'000};
 };
 
 // How a step ended: committed, or with this error on every rank.
@@ -48,11 +50,7 @@ class Fleet {
   [[nodiscard]] const FleetOptions& options() const { return options_; }
   [[nodiscard]] const std::string& id() const { return id_; }
 
-  // Groups: what a rank says to its speaker goes into a box of the group, what speakers say to the leader into one.
-  [[nodiscard]] bool speaks() const { return options_.rank % options_.fan_in == 0; }
-  [[nodiscard]] std::string group_box(std::string_view name) const;           // of this rank's group
-  [[nodiscard]] std::vector<std::uint32_t> group_without_speaker() const;     // of this rank's group
-  [[nodiscard]] std::vector<std::uint32_t> speakers_of_other_groups() const;  // as the leader sees it
+  [[nodiscard]] const RankTree& tree() const { return tree_; }
 
   // Each member's id, by rank. Waits for the others the first time.
   [[nodiscard]] Result<std::vector<std::string>> gather(const std::stop_token& stop);
@@ -63,11 +61,12 @@ class Fleet {
   [[nodiscard]] Result<std::uint32_t> await_attempt(std::uint64_t epoch, std::uint64_t step,
                                                     const std::stop_token& stop);
 
-  // Casts this rank's ballot. Answers to the leader what all ranks said (each record read back and compared), to the
-  // others nothing. Does not wait for more ballots once one tells of a failure, a rank has gone on to a later step, or
-  // the step was decided without this rank. Ranks that say nothing in time are failures too.
+  // Casts this rank's ballot, together with those of the ranks it speaks for, their parts of the index made one. Answers
+  // to the leader what all ranks said (each record read back and compared), to the others nothing. Does not wait for
+  // more ballots once one tells of a failure, a rank has gone on to a later step, or the step was decided without this
+  // rank. Ranks that say nothing in time are failures too.
   [[nodiscard]] Result<Ballot> vote(const VersionName& version, const std::string& directory, Ballot own,
-                                    const std::stop_token& stop);
+                                    IndexLedger& ledger, const std::stop_token& stop);
 
   // The leader tells how the step ended; a commit also clears away what was told of earlier steps.
   [[nodiscard]] Status announce(const VersionName& version, const Outcome& outcome);
@@ -84,9 +83,16 @@ class Fleet {
                                                  const std::stop_token& stop);
 
   [[nodiscard]] Patience patience(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
+  // From now on, for those who are heard on this level: all levels together take a quarter more than the first.
+  [[nodiscard]] Patience patience_on(unsigned level, const std::stop_token& stop) const;
 
  private:
-  [[nodiscard]] Topic votes(const VersionName& version) const;
+  [[nodiscard]] Topic votes(const VersionName& version, unsigned level) const;
+  [[nodiscard]] Topic own_votes(const VersionName& version) const;  // where this rank speaks
+  [[nodiscard]] std::chrono::milliseconds wait_on(unsigned level) const;
+  // Adds to `all` what everybody says whom this rank hears.
+  [[nodiscard]] Status hear(Ballot& all, const VersionName& version, const std::string& directory,
+                            const std::stop_token& stop);
   [[nodiscard]] Status tell(const VersionName& version, const Outcome& outcome);
   [[nodiscard]] Topic attempt_topic(std::uint64_t epoch);
   // One look at what there is, without waiting; as Coordinator::await().
@@ -108,6 +114,7 @@ class Fleet {
   FileSystem& fs_;
   const Clock& clock_;
   const std::string id_;
+  const RankTree tree_;
   std::vector<std::string> members_;  // empty before gather()
   std::set<VersionName> spoken_;      // of since the newest commit: about which this rank has had its say
   std::uint64_t epoch_ = 0;           // of the announcement heard or made last

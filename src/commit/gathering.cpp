@@ -10,17 +10,27 @@ namespace slackwater {
 Topic joins_topic() { return {.box = "joins"}; }
 Topic roster_topic() { return {.box = "roster"}; }
 
-Json join_body(const Coordinator::Member& self) { return {{"id", self.id}, {"world", self.world}}; }
+Json join_body(const Coordinator::Member& self) {
+  return {{"id", self.id}, {"world", self.world}, {"fan_in", self.fan_in}};
+}
 
-Result<std::string> read_join(const Json& body, std::uint32_t rank, std::uint32_t world, const std::string& where) {
+Result<std::string> read_join(const Json& body, std::uint32_t rank, const Coordinator::Member& leader,
+                              const std::string& where) {
   SW_ASSIGN(std::string id, json_string(body, "id", "joins"));
   SW_ASSIGN(const std::uint32_t found, json_u32(body, "world", "joins"));
-  if (found != world) {
+  SW_ASSIGN(const std::uint32_t fan_in, json_u32(body, "fan_in", "joins"));
+  if (found != leader.world) {
     return fail(ErrorKind::kMismatch,
                 fmt::format("rank {} was started as one of {}, rank 0 as one of {}; start all ranks with the same "
                             "world size",
-                            rank, found, world),
+                            rank, found, leader.world),
                 where);
+  }
+  if (fan_in != leader.fan_in) {
+    return fail(
+        ErrorKind::kMismatch,
+        fmt::format("rank {} has fan_in {}, rank 0 has {}; set the same on all ranks", rank, fan_in, leader.fan_in),
+        where);
   }
   return id;
 }

@@ -15,8 +15,9 @@ namespace slackwater {
 [[nodiscard]] Topic roster_topic();
 
 [[nodiscard]] Json join_body(const Coordinator::Member& self);
-// The id of the rank that joins. kMismatch: it was started as one of another number of ranks; `where` names the place.
-[[nodiscard]] Result<std::string> read_join(const Json& body, std::uint32_t rank, std::uint32_t world,
+// The id of the rank that joins. kMismatch: it was started with another number of ranks, or in other groups; `where` names
+// the place.
+[[nodiscard]] Result<std::string> read_join(const Json& body, std::uint32_t rank, const Coordinator::Member& leader,
                                             const std::string& where);
 [[nodiscard]] Json roster_body(const std::vector<std::string>& members);
 [[nodiscard]] Json refusal_body(const Error& error);  // in place of a roster: there will be none

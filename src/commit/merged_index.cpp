@@ -46,9 +46,10 @@ std::string describe_fault(const IndexEntry& entry, const TilingFault& fault) {
 
 class Merging {
  public:
-  explicit Merging(std::vector<std::vector<IndexEntry>> parts, std::span<const IndexPart> from)
+  Merging(std::vector<std::vector<IndexEntry>> parts, std::span<const IndexPart> from, Reach reach)
       : parts_(std::move(parts)),
         from_(from),
+        reach_(reach),
         names_(count(parts_), [this](std::uint32_t index) -> std::string_view { return all_[index].name; }) {
     all_.reserve(count(parts_));
     first_rank_.reserve(count(parts_));
@@ -56,11 +57,11 @@ class Merging {
 
   Result<MergedIndex> run() {
     for (std::size_t i = 0; i < parts_.size(); ++i) {
-      for (IndexEntry& entry : parts_[i]) SW_TRY(add(std::move(entry), from_[i].rank));
+      for (IndexEntry& entry : parts_[i]) SW_TRY(add(std::move(entry), from_[i]));
       parts_[i] = {};
     }
     SW_TRY(check_apart());
-    SW_TRY(check_complete(all_));
+    if (reach_ == Reach::kEverybody) SW_TRY(check_complete(all_));
     merged_.text = serialize_index(all_);
     if (shards_ > kMaxShards || merged_.text.size() > kMaxIndexBytes) {
       return fail(ErrorKind::kUnsupported,
@@ -79,13 +80,18 @@ class Merging {
     return total;
   }
 
-  Status add(IndexEntry entry, std::uint32_t rank) {
+  Status add(IndexEntry entry, const IndexPart& part) {
     const std::optional<std::uint32_t> owner = rank_of_local_name(entry.name);
-    const bool strays = std::ranges::any_of(
-        entry.shards, [&](const IndexShard& shard) { return rank_of_file(shard.file) != std::optional(rank); });
-    if (strays || (owner && *owner != rank)) {
-      return disagree(fmt::format("rank {} claims tensor '{}', which belongs to another rank", rank, entry.name));
+    const auto strays = [&](std::optional<std::uint32_t> rank) {
+      return !rank || *rank < part.rank || *rank - part.rank >= part.ranks;
+    };
+    const auto strays_to = [&](const IndexShard& shard) { return strays(rank_of_file(shard.file)); };
+    if (std::ranges::any_of(entry.shards, strays_to) || (owner && strays(owner))) {
+      return disagree(fmt::format("rank {} claims tensor '{}', which belongs to another rank", part.rank, entry.name));
     }
+    // Of a group's entry the rank that has some of it; of one that nobody has anything of, the speaker.
+    const std::uint32_t rank =
+        entry.shards.empty() ? part.rank : rank_of_file(entry.shards.front().file).value_or(part.rank);
     (owner ? merged_.has_local : merged_.has_global) = true;
     shards_ += entry.shards.size();
     all_.push_back(std::move(entry));
@@ -133,6 +139,7 @@ class Merging {
 
   std::vector<std::vector<IndexEntry>> parts_;
   const std::span<const IndexPart> from_;
+  const Reach reach_;
   std::vector<IndexEntry> all_;
   std::vector<std::uint32_t> first_rank_;  // that named the entry
   NameTable names_;
@@ -153,7 +160,7 @@ Status check_complete(std::span<const IndexEntry> entries) {
   return {};
 }
 
-Result<MergedIndex> merge_index(std::span<const IndexPart> parts) {
+Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Reach reach) {
   std::vector<std::vector<IndexEntry>> entries;
   entries.reserve(parts.size());
   for (const IndexPart& part : parts) {
@@ -163,10 +170,11 @@ Result<MergedIndex> merge_index(std::span<const IndexPart> parts) {
     if (!parsed) return disagree(fmt::format("rank {}'s part of the index: {}", part.rank, parsed.error().message));
     entries.push_back(std::move(*parsed));
   }
-  return Merging(std::move(entries), parts).run();
+  return Merging(std::move(entries), parts, reach).run();
 }
 
-Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t attempt, std::vector<IndexPart> parts) {
+Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t attempt, std::vector<IndexPart> parts,
+                                                              Reach reach) {
   last_ = {};
   const bool known = kept_.merged && kept_.attempt == attempt;
   const auto same = [](const IndexPart& a, const IndexPart& b) { return a.rank == b.rank && a.digest == b.digest; };
@@ -178,18 +186,29 @@ Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t atte
     while (kept != kept_.parts.end() && kept->rank < part.rank) ++kept;
     if (!known || kept == kept_.parts.end() || !same(*kept, part)) {
       return disagree(fmt::format(
-          "rank {} only named its part of the index, which rank 0 does not have; it comes with the next step",
+          "rank {} only named its part of the index, which who heard it does not have; it comes with the next step",
           part.rank));
     }
     part.text = kept->text;
   }
-  SW_ASSIGN(MergedIndex merged, merge_index(parts));
+  SW_ASSIGN(MergedIndex merged, merge_index(parts, reach));
   last_ = {attempt, std::move(parts), std::make_shared<const MergedIndex>(std::move(merged))};
   return last_.merged;
 }
 
+bool IndexLedger::needs_text(std::uint32_t attempt, const Digest128& digest) {
+  said_ = Said{attempt, digest};
+  return known_ != said_;
+}
+
 void IndexLedger::keep() {
   if (last_.merged) kept_ = std::exchange(last_, {});
+  known_ = said_;
+}
+
+void IndexLedger::drop() {
+  last_ = {};
+  known_.reset();
 }
 
 }  // namespace slackwater

@@ -99,40 +99,31 @@ std::vector<std::uint32_t> RestoreAgreement::all_but(const std::vector<std::uint
   return rest;
 }
 
-Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* box, Json own) {
+Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name, Json own) {
+  const RankTree& tree = fleet_.tree();
   const std::uint32_t self = fleet_.options().rank;
-  const Topic group = topic(fleet_.group_box(box));
-  if (!fleet_.speaks()) {
-    SW_TRY(coordinator_.publish(group, self, own));
-    return Words{};
-  }
-  const Patience waits = fleet_.patience({});
-  const Patience waits_for_speakers = fleet_.patience({}, 5);
   Words words;
   words[self] = std::move(own);
-  const auto take = [&](std::uint32_t rank, const Json& body) {
-    words[rank] = body;
-    return true;
-  };
-  SW_TRY(coordinator_.await(group, fleet_.group_without_speaker(), waits, take));
-  if (!fleet_.leads()) {
-    Json said = Json::array();
-    for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
-    SW_TRY(coordinator_.publish(topic(box), self, {{"words", std::move(said)}}));
-    return Words{};
-  }
-  const auto take_all = [&](std::uint32_t, const Json& body) {
-    const auto said = json_array(body, "words", box);
+  const auto take = [&](std::uint32_t, const Json& body) {
+    const auto said = json_array(body, "words", name);
     if (!said) return true;
     for (const Json& entry : **said) {
-      const auto rank = json_u32(entry, "rank", box);
-      const auto word = json_object(entry, "word", box);
+      const auto rank = json_u32(entry, "rank", name);
+      const auto word = json_object(entry, "word", name);
       if (rank && word) words[*rank] = **word;
     }
     return true;
   };
-  SW_TRY(coordinator_.await(topic(box), fleet_.speakers_of_other_groups(), waits_for_speakers, take_all));
-  return words;
+  std::vector<Patience> waits;  // all from now on
+  for (unsigned level = 1; level <= tree.height(); ++level) waits.push_back(fleet_.patience_on(level, {}));
+  for (unsigned level = 1; level <= tree.height(); ++level)
+    SW_TRY(coordinator_.await(topic(tree.box(name, level)), tree.heard_on(level), waits[level - 1], take));
+  if (fleet_.leads()) return words;
+
+  Json said = Json::array();
+  for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
+  SW_TRY(coordinator_.publish(topic(tree.box(name, tree.height() + 1)), self, {{"words", std::move(said)}}));
+  return Words{};
 }
 
 RestoreAgreement::Choice RestoreAgreement::failed(Error error) {

@@ -1,6 +1,7 @@
 // RestoreAgreement: all ranks restore the same version, or none. Each offers what it sees; the leader names one; each
 // tries it and says how that went; the leader names the next, or declares it done. A version that one rank lacks or
-// finds damaged is passed over by all. Speakers gather what their groups say, as for a commit. Made for one restore. Thread rule: one thread (the trainer's, inside restore()).
+// finds damaged is passed over by all. Speakers gather what their groups say, as for a commit. Made for one restore.
+// Thread rule: one thread (the trainer's, inside restore()).
 // Lifetime: what it is given outlives it.
 #pragma once
 
@@ -48,7 +49,7 @@ class RestoreAgreement {
   [[nodiscard]] Topic topic(std::string box) const;
   // Tells this rank's word. Answers to the leader everybody's, by rank, without those who are silent; to the others none.
   using Words = std::map<std::uint32_t, Json>;
-  [[nodiscard]] Result<Words> gather_words(const char* box, Json own);
+  [[nodiscard]] Result<Words> gather_words(const char* name, Json own);
   [[nodiscard]] std::vector<std::uint32_t> all_but(const std::vector<std::uint32_t>& ranks) const;
   [[nodiscard]] Result<Choice> tell(Choice choice);  // the leader's
   [[nodiscard]] Result<Choice> listen(int quarters);

@@ -224,7 +224,7 @@ Result<std::vector<std::string>> StoreCoordinator::lead(const Patience& patience
   }
   std::optional<Error> trouble;
   const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto id = read_join(body, rank, self_.world, path_);
+    const auto id = read_join(body, rank, self_, path_);
     if (id) {
       joined_[rank] = *id;
     } else if (id.error().kind == ErrorKind::kMismatch) {

@@ -10,7 +10,7 @@ namespace slackwater {
 
 Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop) {
   voyage.voted = true;
-  auto ballots = fleet_->vote(voyage.name, voyage.directory, std::move(own), stop);
+  auto ballots = fleet_->vote(voyage.name, voyage.directory, std::move(own), ledger_, stop);
   Status status;
   if (fleet_->leads()) {
     status = decide_for_all(voyage, std::move(ballots));
@@ -21,6 +21,7 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
     if (status) fleet_->forget(voyage.name);
   }
   if (!status) return status;
+  ledger_.keep();
   std::lock_guard lock(versions_mutex_);
   refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
   return {};
@@ -77,7 +78,7 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
 
 Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& tried) {
   if (auto mismatch = replica_mismatch(ballots)) return fail(ErrorKind::kMismatch, std::move(*mismatch));
-  SW_ASSIGN(const auto index, ledger_.merge(voyage.name.attempt, std::move(ballots.index_parts)));
+  SW_ASSIGN(const auto index, ledger_.merge(voyage.name.attempt, std::move(ballots.index_parts), Reach::kEverybody));
   Manifest manifest = manifest_of(voyage, Decision::kCommit);
   if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
   if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
@@ -92,7 +93,6 @@ Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& 
   SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
   if (decided.decision == Decision::kAbort)
     return fail(aborted_everywhere(voyage.name.step, decided.reason, voyage.directory));
-  ledger_.keep();
   return {};
 }
 
@@ -137,8 +137,8 @@ void Engine::Impl::report_failure(Voyage& voyage, const Error& error, const std:
     voyage.attempt = *attempt_;
     voyage.name = {voyage.snapshot->step(), attempt_->number};
   }
-  auto ballots =
-      fleet_->vote(voyage.name, voyage.directory, Ballot{.failures = {{options_.rank, error.to_string()}}}, stop);
+  auto ballots = fleet_->vote(voyage.name, voyage.directory, Ballot{.failures = {{options_.rank, error.to_string()}}},
+                              ledger_, stop);
   if (fleet_->leads()) {
     static_cast<void>(decide_for_all(voyage, std::move(ballots)));  // this snapshot keeps its own error
   } else if (!ballots) {

@@ -61,7 +61,7 @@ void Engine::Impl::wind_up(Voyage& voyage, const Status& status, const std::stop
   if (status) {
     if (!fleet_ || fleet_->leads()) tidy_up(snapshot);
   } else {
-    known_part_.reset();  // whatever went wrong: the next step says it all again
+    ledger_.drop();
     Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());
@@ -105,9 +105,7 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   if (const auto error = snapshot.begin_decision()) return fail(*error);
 
   if (!fleet_) return decide_alone(voyage, vote);
-  const KnownPart part{voyage.name.attempt, digest128(voyage.index_text)};
   SW_TRY(decide_together(voyage, ballot_of(voyage, std::move(vote)), stop));
-  known_part_ = part;
   if (!voyage.replica_digests.empty()) {
     std::lock_guard lock(mutex_);
     replicas_compared_ = voyage.replicas;
@@ -116,14 +114,13 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
 }
 
 Ballot Engine::Impl::ballot_of(Voyage& voyage, RecordReference record) const {
+  const Digest128 part = digest128(voyage.index_text);
   Ballot ballot{.records = {std::move(record)},
-                .index_parts = {{options_.rank, digest128(voyage.index_text), {}}},
+                .index_parts = {{options_.rank, 1, part, std::move(voyage.index_text)}},
                 .size_bytes = voyage.layout->size_bytes,
                 .replicas = {},
                 .values = {voyage.value_digests.begin(), voyage.value_digests.end()},
                 .failures = {}};
-  IndexPart& part = ballot.index_parts.front();
-  if (known_part_ != KnownPart{voyage.name.attempt, part.digest}) part.text = std::move(voyage.index_text);
   for (const auto& [group, tensors] : voyage.replica_digests) {
     ballot.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
   }

@@ -23,7 +23,7 @@ Status check_options(const Options& options) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("rank is {}, and must be below world ({})", options.rank, options.world));
   if (options.local_ranks == 0) return fail(ErrorKind::kInvalidArgument, "local_ranks must be 1 or more");
-  if (options.fan_in == 0) return fail(ErrorKind::kInvalidArgument, "fan_in must be 1 or more");
+  if (options.fan_in < 2) return fail(ErrorKind::kInvalidArgument, "fan_in must be 2 or more");
   return {};
 }
 

@@ -144,14 +144,7 @@ class Engine::Impl {
   std::mutex versions_mutex_;
   std::unique_ptr<VersionStore> versions_;
 
-  // Of the commit thread.
-  struct KnownPart {
-    std::uint32_t attempt = 0;
-    Digest128 digest;
-    friend bool operator==(const KnownPart&, const KnownPart&) = default;
-  };
-  std::optional<KnownPart> known_part_;  // of the index: the leader has it from the step before, which was committed
-  IndexLedger ledger_;                   // of the leader
+  IndexLedger ledger_;  // of the commit thread
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;

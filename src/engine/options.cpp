@@ -166,8 +166,8 @@ constexpr std::array kRows{
     Row{{"commit_timeout", "seconds", "60", "",
          "How long ranks wait for each other; a step that one of them does not finish in time is given up by all."},
         set<&Options::commit_timeout, parse_timeout>},
-    Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports to rank 0 as one."},
-        set_within<&Options::fan_in, 1, kMaxWorld>},
+    Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports as one; groups form groups, up to rank 0."},
+        set_within<&Options::fan_in, 2, kMaxWorld>},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

@@ -80,8 +80,8 @@ struct FaultSite {
     case Phase::kDecide:
       switch (role) {
         case Role::kLeader: return {FsCall::kLink, "manifest.json"};
-        case Role::kSpeaker: return {FsCall::kLink, "/reports/"};
-        case Role::kMember: return {FsCall::kLink, "/votes-"};
+        case Role::kSpeaker: return {FsCall::kLink, "/votes-2-"};
+        case Role::kMember: return {FsCall::kLink, "/votes-1-"};
       }
       break;
     case Phase::kLearn:

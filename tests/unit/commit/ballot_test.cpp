@@ -11,7 +11,7 @@ Digest128 of(std::string_view text) { return digest128(text); }
 
 Ballot ballot_of(std::uint32_t rank) {
   return {.records = {{rank, record_file(rank), of("record")}},
-          .index_parts = {{rank, of("part"), "part"}},
+          .index_parts = {{rank, 1, of("part"), "part"}},
           .size_bytes = 10,
           .replicas = {{"dp", {{.ranks = {rank}, .tensors = {{"v", of("v")}, {"w[0:2]", of("w")}}}}}},
           .values = {{"model", of("model")}, {"rng", of("rng")}},
@@ -44,6 +44,25 @@ TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
   const auto text = sent(all);
   EXPECT_EQ(text.index_parts.size(), 2u);
   EXPECT_EQ(text.failures.size(), 2u);
+}
+
+TEST(Ballot, RecordsOfRanksThatFollowEachOtherAreSaidTogether) {
+  Ballot all = ballot_of(7);
+  for (const std::uint32_t rank : {4u, 6u, 9u}) {
+    Ballot other = ballot_of(rank);
+    other.records[0].digest = of(std::to_string(rank));
+    merge(all, sent(other));
+  }
+  const Json json = to_json(all);
+  ASSERT_EQ(json["records"].size(), 3u);  // 4, 6 and 7, 9
+  const Ballot back = sent(all);
+  ASSERT_EQ(back.records.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(back.records[i].rank, all.records[i].rank);
+    EXPECT_EQ(back.records[i].file, all.records[i].file);
+    EXPECT_EQ(back.records[i].digest, all.records[i].digest);
+  }
+  EXPECT_EQ(back.records[1].digest, of("6"));
 }
 
 TEST(Ballot, ReplicasThatAreAlikeAreSaidOnce) {
@@ -95,7 +114,11 @@ TEST(Ballot, WhatIsNoneIsRefused) {
     bad.erase(field);
     EXPECT_FALSE(parse_ballot(bad, "test")) << field;
   }
-  for (const auto& [place, value] : std::vector<std::pair<std::string, Json>>{{"/index_parts/0/digest", "x"},
+  for (const auto& [place, value] : std::vector<std::pair<std::string, Json>>{{"/records/0/digests", "abc"},
+                                                                              {"/records/0/digests", ""},
+                                                                              {"/records/0/first", -1},
+                                                                              {"/index_parts/0/ranks", "one"},
+                                                                              {"/index_parts/0/digest", "x"},
                                                                               {"/index_parts/0/text", 7},
                                                                               {"/replicas/0/ranks/0", "zero"},
                                                                               {"/replicas/0/tensors/v", "x"},

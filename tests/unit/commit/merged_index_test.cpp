@@ -1,5 +1,7 @@
 #include "commit/merged_index.hpp"
 
+#include <map>
+
 #include <gtest/gtest.h>
 
 #include "commit/names.hpp"
@@ -26,7 +28,7 @@ IndexEntry tied(const std::string& name, const Shape& shape, const std::string& 
 
 IndexPart part(std::uint32_t rank, const std::vector<IndexEntry>& entries) {
   std::string text = serialize_index(entries);
-  return {rank, digest128(text), std::move(text)};
+  return {rank, 1, digest128(text), std::move(text)};
 }
 
 IndexPart only_named(IndexPart whole) {
@@ -41,7 +43,7 @@ IndexPart row_part(std::uint32_t rank, std::uint32_t world, const std::string& o
 }
 
 std::string trouble(const std::vector<IndexPart>& parts) {
-  const auto merged = merge_index(parts);
+  const auto merged = merge_index(parts, Reach::kEverybody);
   EXPECT_FALSE(merged);
   if (merged) return {};
   EXPECT_EQ(merged.error().kind, ErrorKind::kMismatch);
@@ -53,7 +55,7 @@ void expect_words(const std::string& text, std::string_view words) {
 }
 
 TEST(MergeIndex, GlobalTensorsBecomeOneEntryAndOthersKeepTheirRank) {
-  const auto merged = merge_index(std::vector{row_part(0, 3), row_part(1, 3), row_part(2, 3)});
+  const auto merged = merge_index(std::vector{row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(merged->tensor_count, 4u);
   EXPECT_TRUE(merged->has_global);
@@ -67,8 +69,11 @@ TEST(MergeIndex, GlobalTensorsBecomeOneEntryAndOthersKeepTheirRank) {
     EXPECT_EQ(entries->at(0).shards[rank].file, data_file(rank, 0));
     EXPECT_EQ(entries->at(rank + 1).name, local_name(rank, "own"));
   }
-  EXPECT_FALSE(merge_index(std::vector{part(0, {stored("w", {2}, {shard(0, {0}, {2})})})})->has_local);
-  EXPECT_FALSE(merge_index(std::vector{part(0, {stored(local_name(0, "w"), {2}, {shard(0, {0}, {2})})})})->has_global);
+  EXPECT_FALSE(
+      merge_index(std::vector{part(0, {stored("w", {2}, {shard(0, {0}, {2})})})}, Reach::kEverybody)->has_local);
+  EXPECT_FALSE(
+      merge_index(std::vector{part(0, {stored(local_name(0, "w"), {2}, {shard(0, {0}, {2})})})}, Reach::kEverybody)
+          ->has_global);
 }
 
 TEST(MergeIndex, WhatIsMissingOrDoubledIsNamed) {
@@ -104,7 +109,8 @@ TEST(MergeIndex, TiedTensorsMustBeTiedAlike) {
   const auto one = [](std::uint32_t rank, std::int64_t row, IndexEntry more) {
     return part(rank, {stored("a", {2}, {shard(rank, {row}, {1})}), std::move(more)});
   };
-  const auto merged = merge_index(std::vector{one(0, 0, tied("b", {2}, "a")), one(1, 1, tied("b", {2}, "a"))});
+  const auto merged =
+      merge_index(std::vector{one(0, 0, tied("b", {2}, "a")), one(1, 1, tied("b", {2}, "a"))}, Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(parse_index(merged->text, "index")->at(1).alias_of, "a");
   expect_words(trouble({one(0, 0, tied("b", {2}, "a")), one(1, 1, stored("b", {2}, {shard(1, {1}, {1})}))}),
@@ -112,7 +118,8 @@ TEST(MergeIndex, TiedTensorsMustBeTiedAlike) {
 }
 
 TEST(MergeIndex, ATensorWithoutElementsNeedsNoShards) {
-  const auto merged = merge_index(std::vector{part(0, {stored("e", {0, 3}, {})}), part(1, {stored("e", {0, 3}, {})})});
+  const auto merged = merge_index(std::vector{part(0, {stored("e", {0, 3}, {})}), part(1, {stored("e", {0, 3}, {})})},
+                                  Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   const auto entries = parse_index(merged->text, "index");
   ASSERT_TRUE(entries) << entries.error().to_string();
@@ -130,52 +137,103 @@ TEST(MergeIndex, ManyRanksAndManyTensorsAreMergedInOnePass) {
       entries.push_back(stored("layer." + std::to_string(i), {kWorld, 4}, {shard(rank, {rank, 0}, {1, 4})}));
     parts.push_back(part(rank, entries));
   }
-  const auto merged = merge_index(parts);
+  const auto merged = merge_index(parts, Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(merged->tensor_count, kTensors);
+}
+
+// What a group's speaker makes of its group is a part like any other.
+TEST(MergeIndex, PartsOfGroupsMakeTheIndexThatPartsOfRanksMake) {
+  const auto of_group = [](std::uint32_t first, const std::vector<IndexPart>& parts) {
+    const auto merged = merge_index(parts, Reach::kGroup);
+    EXPECT_TRUE(merged) << merged.error().to_string();
+    return IndexPart{first, static_cast<std::uint32_t>(parts.size()), merged->digest, merged->text};
+  };
+  const IndexPart low = of_group(0, {row_part(0, 5), row_part(1, 5), row_part(2, 5)});
+  const IndexPart high = of_group(3, {row_part(3, 5), row_part(4, 5)});
+  std::vector<IndexPart> each;
+  for (std::uint32_t rank = 0; rank < 5; ++rank) each.push_back(row_part(rank, 5));
+  const auto by_group = merge_index(std::vector{low, high}, Reach::kEverybody);
+  const auto by_rank = merge_index(each, Reach::kEverybody);
+  ASSERT_TRUE(by_group) << by_group.error().to_string();
+  const auto entries = [](const MergedIndex& merged) {
+    std::map<std::string, std::vector<std::string>> files;
+    const auto parsed = parse_index(merged.text, "index");
+    for (const IndexEntry& entry : parsed.value()) {
+      for (const IndexShard& shard : entry.shards) files[entry.name].push_back(shard.file);
+    }
+    return files;
+  };
+  EXPECT_EQ(entries(*by_group), entries(*by_rank));
+  EXPECT_EQ(by_group->tensor_count, 6u);
+
+  expect_words(trouble({low}), "nobody has [3:5,0:4]");  // only the leader asks for all
+  IndexPart too_wide = high;
+  too_wide.ranks = 1;  // rank 4 is none of its own
+  expect_words(trouble({low, too_wide}), "rank 3 claims tensor 'w', which belongs to another rank");
+  const IndexPart other = of_group(3, {part(3, {}), part(4, {stored("w", {9, 4}, {shard(4, {4, 0}, {1, 4})})})});
+  expect_words(trouble({low, other}), "of shape [5, 4] on rank 0, but uint8 of shape [9, 4] on rank 4");
+}
+
+TEST(IndexLedger, APartIsSentAgainUnlessItsLastStepWasCommitted) {
+  IndexLedger ledger;
+  const auto sends_text = [&](std::uint32_t attempt, const IndexPart& part) {
+    return ledger.needs_text(attempt, part.digest);
+  };
+  EXPECT_TRUE(sends_text(1, row_part(1, 2)));
+  ledger.drop();
+  EXPECT_TRUE(sends_text(1, row_part(1, 2)));
+  ledger.keep();
+  EXPECT_FALSE(sends_text(1, row_part(1, 2)));
+  ledger.keep();
+  EXPECT_TRUE(sends_text(1, row_part(1, 2, "new")));
+  ledger.keep();
+  EXPECT_FALSE(sends_text(1, row_part(1, 2, "new")));
+  ledger.keep();
+  EXPECT_TRUE(sends_text(2, row_part(1, 2, "new")));  // another attempt
 }
 
 TEST(IndexLedger, UnchangedPartsNeedNoTextAndNoMerging) {
   IndexLedger ledger;
   const std::vector<IndexPart> whole{row_part(0, 2), row_part(1, 2)};
   const std::vector<IndexPart> named{only_named(whole[0]), only_named(whole[1])};
-  const auto first = ledger.merge(1, whole);
+  const auto first = ledger.merge(1, whole, Reach::kEverybody);
   ASSERT_TRUE(first);
-  EXPECT_FALSE(ledger.merge(1, named));  // it was not committed
-  ASSERT_TRUE(ledger.merge(1, whole));
+  EXPECT_FALSE(ledger.merge(1, named, Reach::kEverybody));  // it was not committed
+  ASSERT_TRUE(ledger.merge(1, whole, Reach::kEverybody));
   ledger.keep();
-  const auto again = ledger.merge(1, named);
+  const auto again = ledger.merge(1, named, Reach::kEverybody);
   ASSERT_TRUE(again) << again.error().to_string();
   ledger.keep();
   EXPECT_EQ((*again)->text, (*first)->text);
-  EXPECT_EQ(ledger.merge(1, whole)->get(), again->get());  // the same object: nothing was merged
+  EXPECT_EQ(ledger.merge(1, whole, Reach::kEverybody)->get(), again->get());  // the same object: nothing was merged
 }
 
 TEST(IndexLedger, AChangedPartIsMergedWithThoseThatWereKept) {
   IndexLedger ledger;
-  ASSERT_TRUE(ledger.merge(1, {row_part(0, 3), row_part(1, 3), row_part(2, 3)}));
+  ASSERT_TRUE(ledger.merge(1, {row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Reach::kEverybody));
   ledger.keep();
   const std::vector<IndexPart> changed{only_named(row_part(0, 3)), row_part(1, 3, "new"), only_named(row_part(2, 3))};
-  const auto merged = ledger.merge(1, changed);
+  const auto merged = ledger.merge(1, changed, Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_NE((*merged)->text.find("rank-00001/new"), std::string::npos);
   EXPECT_NE((*merged)->text.find("rank-00002/own"), std::string::npos);
   // Given up: what was kept still counts.
-  const auto back =
-      ledger.merge(1, {only_named(row_part(0, 3)), only_named(row_part(1, 3)), only_named(row_part(2, 3))});
+  const auto back = ledger.merge(
+      1, {only_named(row_part(0, 3)), only_named(row_part(1, 3)), only_named(row_part(2, 3))}, Reach::kEverybody);
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_EQ((*back)->text.find("rank-00001/new"), std::string::npos);
 }
 
 TEST(IndexLedger, APartThatIsNotThereIsNamedWithItsRank) {
   IndexLedger ledger;
-  ASSERT_TRUE(ledger.merge(1, {row_part(0, 2), row_part(1, 2)}));
+  ASSERT_TRUE(ledger.merge(1, {row_part(0, 2), row_part(1, 2)}, Reach::kEverybody));
   ledger.keep();
-  auto merged = ledger.merge(1, {only_named(row_part(0, 2)), only_named(row_part(1, 2, "new"))});
+  auto merged = ledger.merge(1, {only_named(row_part(0, 2)), only_named(row_part(1, 2, "new"))}, Reach::kEverybody);
   ASSERT_FALSE(merged);
   EXPECT_EQ(merged.error().kind, ErrorKind::kMismatch);
-  expect_words(merged.error().message, "rank 1 only named its part of the index, which rank 0 does not have");
-  merged = ledger.merge(2, {only_named(row_part(0, 2)), row_part(1, 2)});  // another attempt
+  expect_words(merged.error().message, "rank 1 only named its part of the index, which who heard it does not have");
+  merged = ledger.merge(2, {only_named(row_part(0, 2)), row_part(1, 2)}, Reach::kEverybody);  // another attempt
   ASSERT_FALSE(merged);
   expect_words(merged.error().message, "rank 0 only named");
 }

@@ -197,6 +197,31 @@ TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) {
   EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
 }
 
+// Of nine ranks in groups of two, rank 4 speaks for 4 to 7, and hears 6, who hears 7.
+TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) {
+  start(9, [](Options& options) { options.commit_timeout = milliseconds(700); });
+  commit_all(1);
+  ranks_[4]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+  std::vector<Snapshot> snapshots = save_all(2);
+  ASSERT_FALSE(snapshots[8].wait(Level::kCommitted));
+  ranks_[4]->fs->release_hung();
+  expect_same_abort(outcomes(std::move(snapshots)), "rank 4: did not report within");
+  commit_all(3);
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
+}
+
+TEST_F(RanksTest, RanksInOtherGroupsAreToldSoBeforeAnythingIsSaved) {
+  start(3, [](Options& options) {
+    if (options.rank == 2) options.fan_in = 3;
+  });
+  for (const Status& status : outcomes(save_all(1))) {
+    ASSERT_FALSE(status);
+    EXPECT_NE(status.error().message.find("rank 2 has fan_in 3, rank 0 has 2; set the same on all ranks"),
+              std::string::npos)
+        << status.error().message;
+  }
+}
+
 TEST_F(RanksTest, ARankThatSavesAnotherStepIsNamedAndMeetsTheOthersAgain) {
   start(3, [](Options& options) { options.commit_timeout = milliseconds(500); });
   commit_all(1);
