@@ -143,7 +143,7 @@ std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, s
 Ballot light_ballot(const Record& record, IndexPart part) {
   const std::uint32_t rank = record.identity.rank;
   Ballot ballot;
-  ballot.records = {{rank, record_file(rank), digest128(serialize(record))}};
+  ballot.records = {run_of({rank, record_file(rank), digest128(serialize(record))})};
   ballot.index_parts = {std::move(part)};
   ballot.size_bytes = record.files.front().size_bytes;
   return ballot;
@@ -252,12 +252,13 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
   SW_ASSIGN(const auto index, timed(costs.merge, [&] {
               return ledgers_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
             }));
+  SW_ASSIGN(std::vector<RecordReference> records, references(ballots, path));
   Manifest manifest{.required_features = {kGlobalTensorsFeature},
                     .run = attempt_.run,
                     .step = version.step,
                     .attempt = version.attempt,
                     .world = ranks_,
-                    .records = std::move(ballots.records),
+                    .records = std::move(records),
                     .index_digest = index->digest,
                     .size_bytes = ballots.size_bytes,
                     .tensor_count = index->tensor_count};

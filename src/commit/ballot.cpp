@@ -15,21 +15,7 @@ namespace slackwater {
 namespace {
 
 using Digests = std::vector<std::pair<std::string, Digest128>>;
-constexpr std::size_t kDigestDigits = 32;  // of a digest
-
-// Ranks that follow each other are said together: at 16,384 ranks an object for each would be most of a commit's cost.
-Json records_to_json(const Ballot& ballot) {
-  Json runs = Json::array();
-  for (std::size_t first = 0; first < ballot.records.size();) {
-    std::string digests;
-    std::size_t end = first;
-    while (end < ballot.records.size() && ballot.records[end].rank == ballot.records[first].rank + (end - first))
-      digests += to_hex(ballot.records[end++].digest);
-    runs.push_back({{"first", ballot.records[first].rank}, {"digests", std::move(digests)}});
-    first = end;
-  }
-  return runs;
-}
+constexpr std::size_t kDigestDigits = 32;
 
 Json replicas_to_json(const Ballot& ballot) {
   Json replicas = Json::array();
@@ -51,16 +37,30 @@ Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
 
 Status parse_records(const Json& json, Ballot& ballot, const std::string& path) {
   SW_ASSIGN(const Json* runs, json_array(json, "records", path));
-  for (const Json& run : *runs) {
-    SW_ASSIGN(std::uint32_t rank, json_u32(run, "first", path));
-    SW_ASSIGN(const std::string digests, json_string(run, "digests", path));
-    if (digests.empty() || digests.size() % kDigestDigits != 0)
+  for (const Json& entry : *runs) {
+    RecordRun run;
+    SW_ASSIGN(run.first, json_u32(entry, "first", path));
+    SW_ASSIGN(run.digests, json_string(entry, "digests", path));
+    if (run.digests.empty() || run.digests.size() % kDigestDigits != 0)
       return corrupt("the digests of some records are not 32 hexadecimal digits each", path);
-    for (std::size_t at = 0; at < digests.size(); at += kDigestDigits, ++rank) {
-      const auto digest = digest128_from_hex(std::string_view(digests).substr(at, kDigestDigits));
-      if (!digest) return corrupt("a record's digest is not 32 hexadecimal digits", path);
-      ballot.records.push_back({rank, record_file(rank), *digest});
-    }
+    ballot.records.push_back(std::move(run));
+  }
+  return {};
+}
+
+Status parse_index_parts(const Message& message, Ballot& ballot, const std::string& path) {
+  std::string_view rest = message.attachment;  // their texts, one behind the other
+  SW_ASSIGN(const Json* parts, json_array(message.body, "index_parts", path));
+  for (const Json& entry : *parts) {
+    IndexPart part;
+    SW_ASSIGN(part.rank, json_u32(entry, "rank", path));
+    SW_ASSIGN(part.ranks, json_u32(entry, "ranks", path));
+    SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
+    SW_ASSIGN(const std::uint64_t bytes, json_u64(entry, "bytes", path));
+    if (bytes > rest.size()) return corrupt("a part of the index is cut short", path);
+    part.text = rest.substr(0, bytes);
+    rest.remove_prefix(bytes);
+    ballot.index_parts.push_back(std::move(part));
   }
   return {};
 }
@@ -94,12 +94,18 @@ Status parse_values(const Json& json, Ballot& ballot, const std::string& path) {
   return {};
 }
 
-// Both are in order. Most often the later ranks come later.
-template <class T>
-void merge_by_rank(std::vector<T>& into, std::vector<T>& from, std::uint32_t T::* rank) {
-  const auto middle = std::ssize(into);
+void merge_records(std::vector<RecordRun>& into, std::vector<RecordRun>& from) {
   std::ranges::move(from, std::back_inserter(into));
-  std::ranges::inplace_merge(into, into.begin() + middle, {}, rank);
+  std::ranges::sort(into, {}, &RecordRun::first);
+  std::vector<RecordRun> joined;
+  for (RecordRun& run : into) {
+    if (!joined.empty() && joined.back().first + joined.back().ranks() == run.first) {
+      joined.back().digests += run.digests;
+    } else {
+      joined.push_back(std::move(run));
+    }
+  }
+  into = std::move(joined);
 }
 
 void merge_replicas(Ballot& into, Ballot& from) {
@@ -136,12 +142,30 @@ std::string first_difference(const Digests& a, const Digests& b) {
 
 }  // namespace
 
-Json to_json(const Ballot& ballot) {
+RecordRun run_of(const RecordReference& record) { return {record.rank, to_hex(record.digest)}; }
+
+Result<std::vector<RecordReference>> references(const Ballot& ballot, const std::string& path) {
+  std::vector<RecordReference> records;
+  for (const RecordRun& run : ballot.records) {
+    for (std::uint32_t i = 0; i < run.ranks(); ++i) {
+      const std::uint32_t rank = run.first + i;
+      const auto digest = digest128_from_hex(std::string_view(run.digests).substr(i * kDigestDigits, kDigestDigits));
+      if (!digest) return corrupt(fmt::format("the digest of rank {}'s record is none", rank), path);
+      records.push_back({rank, record_file(rank), *digest});
+    }
+  }
+  return records;
+}
+
+Message to_message(Ballot ballot) {
+  Message message;
+  Json records = Json::array();
+  for (RecordRun& run : ballot.records) records.push_back({{"first", run.first}, {"digests", std::move(run.digests)}});
   Json parts = Json::array();
-  for (const IndexPart& part : ballot.index_parts) {
-    Json entry = {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}};
-    if (!part.text.empty()) entry["text"] = part.text;
-    parts.push_back(std::move(entry));
+  for (IndexPart& part : ballot.index_parts) {
+    parts.push_back(
+        {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}, {"bytes", part.text.size()}});
+    message.attachment = message.attachment.empty() ? std::move(part.text) : message.attachment + part.text;
   }
   Json values = Json::object();
   for (const auto& [name, digest] : ballot.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
@@ -149,24 +173,17 @@ Json to_json(const Ballot& ballot) {
   for (const Ballot::Failure& failure : ballot.failures) {
     failures.push_back({{"rank", failure.rank}, {"why", failure.why}});
   }
-  return {{"records", records_to_json(ballot)},   {"index_parts", std::move(parts)}, {"size_bytes", ballot.size_bytes},
-          {"replicas", replicas_to_json(ballot)}, {"values", std::move(values)},     {"failures", std::move(failures)}};
+  message.body = {{"records", std::move(records)},   {"index_parts", std::move(parts)},
+                  {"size_bytes", ballot.size_bytes}, {"replicas", replicas_to_json(ballot)},
+                  {"values", std::move(values)},     {"failures", std::move(failures)}};
+  return message;
 }
 
-Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
+Result<Ballot> parse_ballot(const Message& message, const std::string& path) {
+  const Json& json = message.body;
   Ballot ballot;
   SW_TRY(parse_records(json, ballot, path));
-  SW_ASSIGN(const Json* parts, json_array(json, "index_parts", path));
-  for (const Json& entry : *parts) {
-    IndexPart part;
-    SW_ASSIGN(part.rank, json_u32(entry, "rank", path));
-    SW_ASSIGN(part.ranks, json_u32(entry, "ranks", path));
-    SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
-    if (entry.contains("text")) {
-      SW_ASSIGN(part.text, json_string(entry, "text", path));
-    }
-    ballot.index_parts.push_back(std::move(part));
-  }
+  SW_TRY(parse_index_parts(message, ballot, path));
   SW_ASSIGN(ballot.size_bytes, json_u64(json, "size_bytes", path));
   SW_TRY(parse_replicas(json, ballot, path));
   SW_TRY(parse_values(json, ballot, path));
@@ -181,8 +198,9 @@ Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
 }
 
 void merge(Ballot& into, Ballot from) {
-  merge_by_rank(into.records, from.records, &RecordReference::rank);
-  merge_by_rank(into.index_parts, from.index_parts, &IndexPart::rank);
+  merge_records(into.records, from.records);
+  std::ranges::move(from.index_parts, std::back_inserter(into.index_parts));
+  std::ranges::sort(into.index_parts, {}, &IndexPart::rank);
   into.size_bytes += from.size_bytes;
   merge_replicas(into, from);
   merge_values(into, from);

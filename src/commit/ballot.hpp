@@ -1,5 +1,5 @@
 // Ballot: what a rank, or a group of ranks, says about its part of one version: records that are durable, or why there
-// are none. Plain values; as a message it is JSON.
+// are none. Plain values.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,18 @@
 #include <vector>
 
 #include "base/digest.hpp"
-#include "base/json.hpp"
+#include "commit/coordinator.hpp"
 #include "commit/manifest.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
+
+// The records of ranks that follow each other. Kept as the text they come in: a speaker of thousands only passes it on.
+struct RecordRun {
+  std::uint32_t first = 0;
+  std::string digests;  // 32 hexadecimal digits for each rank's
+  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(digests.size() / 32); }
+};
 
 // The part of the index of a rank, or of several that follow each other. Who hears it keeps it if the step commits, so
 // that one that has not changed since is only named.
@@ -36,9 +43,9 @@ struct Ballot {
     std::uint32_t rank = 0;
     std::string why;
   };
-  std::vector<RecordReference> records;  // by rank
-  std::vector<IndexPart> index_parts;    // by rank; of all the ranks that have records here
-  std::uint64_t size_bytes = 0;          // of the data files
+  std::vector<RecordRun> records;      // by rank, with gaps between them
+  std::vector<IndexPart> index_parts;  // by rank; of all the ranks that have records here
+  std::uint64_t size_bytes = 0;        // of the data files
   // By replica group, one for each thing that was said. Only until a commit has shown that replicas are alike.
   std::map<std::string, std::vector<ReplicaDigests>> replicas;
   // Members at the top of the tree. No digest: it is not the same on all ranks.
@@ -46,8 +53,12 @@ struct Ballot {
   std::vector<Failure> failures;  // none: every rank this speaks for is durable
 };
 
-[[nodiscard]] Json to_json(const Ballot& ballot);
-[[nodiscard]] Result<Ballot> parse_ballot(const Json& json, const std::string& path);
+[[nodiscard]] RecordRun run_of(const RecordReference& record);
+// Of each rank. kCorrupt: what a rank sent are no digests; `path` names the place.
+[[nodiscard]] Result<std::vector<RecordReference>> references(const Ballot& ballot, const std::string& path);
+
+[[nodiscard]] Message to_message(Ballot ballot);
+[[nodiscard]] Result<Ballot> parse_ballot(const Message& message, const std::string& path);
 
 // Both speak for ranks that saved, or tell of failures.
 void merge(Ballot& into, Ballot from);

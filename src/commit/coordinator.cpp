@@ -4,23 +4,25 @@
 
 #include <fmt/format.h>
 
+#include "base/digest.hpp"
 #include "base/result.hpp"
 #include "commit/fields.hpp"
 
 namespace slackwater {
 
-std::string seal_message(const std::string& session, const Topic& topic, std::uint32_t rank, const Json& body) {
-  return seal_json({{"session", session},
-                    {"box", topic.box},
-                    {"attempt", topic.attempt},
-                    {"step", topic.step},
-                    {"rank", rank},
-                    {"body", body}});
+// One line of sealed JSON, and the attachment behind it.
+std::string seal_message(const std::string& session, const Topic& topic, std::uint32_t rank, const Message& message) {
+  Json head = {{"session", session}, {"box", topic.box}, {"attempt", topic.attempt},
+               {"step", topic.step}, {"rank", rank},     {"body", message.body}};
+  if (!message.attachment.empty()) head["attachment"] = to_hex(digest128(message.attachment));
+  return seal_json(head) + message.attachment;
 }
 
-Result<Json> open_message(std::string_view text, const std::string& session, const Topic& topic, std::uint32_t rank,
-                          const std::string& path) {
-  SW_ASSIGN(Json json, open_sealed_json(text, path));
+Result<Message> open_message(std::string_view text, const std::string& session, const Topic& topic, std::uint32_t rank,
+                             const std::string& path) {
+  const std::size_t head_bytes = std::min(text.find('\n'), text.size() - 1) + 1;
+  const std::string_view attachment = text.substr(head_bytes);
+  SW_ASSIGN(Json json, open_sealed_json(text.substr(0, head_bytes), path));
   SW_ASSIGN(const std::string found_session, json_string(json, "session", path));
   SW_ASSIGN(const std::string found_box, json_string(json, "box", path));
   SW_ASSIGN(const std::uint32_t found_attempt, json_u32(json, "attempt", path));
@@ -30,8 +32,12 @@ Result<Json> open_message(std::string_view text, const std::string& session, con
       found_step != topic.step || found_rank != rank) {
     return corrupt("the message is about something else than its name says", path);
   }
+  if (json.contains("attachment") || !attachment.empty()) {
+    SW_ASSIGN(const Digest128 promised, json_digest(json, "attachment", path));
+    if (promised != digest128(attachment)) return corrupt("what is attached to the message is not whole", path);
+  }
   SW_TRY(json_object(json, "body", path));
-  return std::move(json["body"]);
+  return Message(std::move(json["body"]), std::string(attachment));
 }
 
 std::string name_ranks(const std::vector<std::uint32_t>& ranks) {

@@ -8,6 +8,7 @@
 #include <map>
 #include <stop_token>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json.hpp"
@@ -21,6 +22,13 @@ struct Topic {
   std::string box;            // a plain name, such as "votes-1-g0003": who looks for a message looks into one box only
   std::uint32_t attempt = 0;  // 0: none is claimed yet
   std::uint64_t step = 0;     // or the number of the round
+};
+
+struct Message {
+  Message() = default;
+  explicit Message(Json said, std::string attached = {}) : body(std::move(said)), attachment(std::move(attached)) {}
+  Json body;               // an object
+  std::string attachment;  // bytes that go along as they are: as a text in JSON each would be looked at several times
 };
 
 // How long to wait: until the deadline on the monotonic clock, or until told to stop.
@@ -46,11 +54,11 @@ class Coordinator {
 
   // Everybody sees all of it, or nothing. kAlreadyExists: this rank has said something about this topic before.
   // kAborted: the ranks were brought together anew without this one, as after a restart of rank 0.
-  [[nodiscard]] virtual Status publish(const Topic& topic, std::uint32_t rank, const Json& body) = 0;
+  [[nodiscard]] virtual Status publish(const Topic& topic, std::uint32_t rank, const Message& message) = 0;
 
   // Hands each message of these ranks to `take`, once, as they come, until all have come (true), `take` answers false
   // (true), or time has run out (false). kClosed when stopped; kAborted as for publish().
-  using Take = std::function<bool(std::uint32_t rank, const Json& body)>;
+  using Take = std::function<bool(std::uint32_t rank, const Message& message)>;
   [[nodiscard]] virtual Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks,
                                            const Patience& patience, const Take& take) = 0;
 
@@ -71,9 +79,9 @@ class Coordinator {
 
 // The text of a message: sealed, and naming what it is about, so that none is taken for another.
 [[nodiscard]] std::string seal_message(const std::string& session, const Topic& topic, std::uint32_t rank,
-                                       const Json& body);
-[[nodiscard]] Result<Json> open_message(std::string_view text, const std::string& session, const Topic& topic,
-                                        std::uint32_t rank, const std::string& path);
+                                       const Message& message);
+[[nodiscard]] Result<Message> open_message(std::string_view text, const std::string& session, const Topic& topic,
+                                           std::uint32_t rank, const std::string& path);
 
 // "rank 3", "ranks 1, 4 to 7 and 12 more".
 [[nodiscard]] std::string name_ranks(const std::vector<std::uint32_t>& ranks);

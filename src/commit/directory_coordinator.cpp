@@ -66,12 +66,12 @@ std::string DirectoryCoordinator::session() const {
 
 Error DirectoryCoordinator::over(const std::string& session) const { return session_over(session_path(session)); }
 
-Status DirectoryCoordinator::publish(const Topic& topic, std::uint32_t rank, const Json& body) {
-  return publish_in(session(), topic, rank, body);
+Status DirectoryCoordinator::publish(const Topic& topic, std::uint32_t rank, const Message& message) {
+  return publish_in(session(), topic, rank, message);
 }
 
 Status DirectoryCoordinator::publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
-                                        const Json& body) {
+                                        const Message& message) {
   const std::string box = box_path(session, topic.box);
   if (auto made = ensure_directory(fs_, box); !made) {
     return fail(made.error().kind == ErrorKind::kNotFound ? over(session) : made.error());
@@ -83,7 +83,7 @@ Status DirectoryCoordinator::publish_in(const std::string& session, const Topic&
   }
   const std::string name = message_file(topic, rank);
   const std::string temp_path = fmt::format("{}/.{}.{}-{}.tmp", box, name, random_id(), number);
-  const std::string text = seal_message(session, topic, rank, body);
+  const std::string text = seal_message(session, topic, rank, message);
   const auto write = [&]() -> Status {
     SW_ASSIGN(auto file, fs_.open(temp_path, OpenMode::kCreateExclusive, false));
     SW_TRY(file->write_at(std::as_bytes(std::span(text)), 0));
@@ -119,10 +119,10 @@ Result<bool> DirectoryCoordinator::collect(const std::string& session, const Top
     const std::string path = fmt::format("{}/{}", box, entry.name);
     const auto text = read_whole(fs_, path, kMaxMessageBytes);
     if (!text) continue;
-    const auto body = open_message(*text, session, topic, name->rank, path);
-    if (!body) continue;
+    const auto message = open_message(*text, session, topic, name->rank, path);
+    if (!message) continue;
     ranks.erase(wanted);
-    if (!take(name->rank, *body)) return false;
+    if (!take(name->rank, *message)) return false;
   }
   return true;
 }
@@ -212,8 +212,8 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
     if (!joined_.contains(rank)) missing.push_back(rank);
   }
   std::optional<Error> trouble;
-  const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto id = read_join(body, rank, self, control_);
+  const auto take = [&](std::uint32_t rank, const Message& message) {
+    const auto id = read_join(message.body, rank, self, control_);
     if (!id) {
       if (id.error().kind == ErrorKind::kMismatch) trouble = id.error();
       return !trouble;
@@ -226,7 +226,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   for (std::vector<std::uint32_t> wanted = missing; !missing.empty();) {
     SW_TRY(collect(self.id, joins_topic(), wanted, take));
     if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
-      (void)publish_in(self.id, roster_topic(), 0, refusal_body(*trouble));
+      (void)publish_in(self.id, roster_topic(), 0, Message(refusal_body(*trouble)));
       return fail(std::move(*trouble));
     }
     if (missing.empty()) break;
@@ -235,7 +235,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, 
   }
   std::vector<std::string> members;
   for (const auto& [rank, id] : joined_) members.push_back(id);
-  Status told = publish_in(self.id, roster_topic(), 0, roster_body(members));
+  Status told = publish_in(self.id, roster_topic(), 0, Message(roster_body(members)));
   if (!told && told.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(told).error());
   std::lock_guard lock(mutex_);
   session_ = self.id;
@@ -247,7 +247,7 @@ Status DirectoryCoordinator::answer_sessions(const Member& self) {
   SW_ASSIGN(const std::vector<std::string> sessions, list_sessions());
   for (const std::string& session : sessions) {
     if (answered_.contains(session) || refused_.contains(session)) continue;
-    const Status joined = publish_in(session, joins_topic(), self.rank, join_body(self));
+    const Status joined = publish_in(session, joins_topic(), self.rank, Message(join_body(self)));
     if (joined) {
       answered_.insert(session);
     } else if (joined.error().kind == ErrorKind::kAlreadyExists) {
@@ -263,8 +263,8 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
     SW_TRY(answer_sessions(self));
     for (const std::string& session : std::vector(answered_.begin(), answered_.end())) {
       Result<std::vector<std::string>> roster;
-      const auto take = [&](std::uint32_t, const Json& body) {
-        roster = read_roster(body, control_);
+      const auto take = [&](std::uint32_t, const Message& message) {
+        roster = read_roster(message.body, control_);
         return true;
       };
       std::vector<std::uint32_t> leader{0};

@@ -23,7 +23,7 @@ class DirectoryCoordinator final : public Coordinator {
   DirectoryCoordinator(FileSystem& fs, const Clock& clock, std::string root);
 
   [[nodiscard]] Result<std::vector<std::string>> gather(const Member& self, const Patience& patience) override;
-  [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Json& body) override;
+  [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Message& message) override;
   [[nodiscard]] Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                    const Take& take) override;
   [[nodiscard]] std::map<std::uint32_t, std::uint64_t> latest(const Topic& topic,
@@ -36,7 +36,8 @@ class DirectoryCoordinator final : public Coordinator {
   [[nodiscard]] std::string box_path(const std::string& session, const std::string& box) const;
   [[nodiscard]] std::string session() const;
 
-  [[nodiscard]] Status publish_in(const std::string& session, const Topic& topic, std::uint32_t rank, const Json& body);
+  [[nodiscard]] Status publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
+                                  const Message& message);
   // What of `ranks` is there now is handed out and taken from it. False: `take` wants no more.
   [[nodiscard]] Result<bool> collect(const std::string& session, const Topic& topic, std::vector<std::uint32_t>& ranks,
                                      const Take& take);

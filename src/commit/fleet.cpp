@@ -31,10 +31,8 @@ std::string instead(std::uint64_t step) {
 
 // Whether there is a record of each of these ranks, and its part of the index; both are in the order of the ranks.
 bool speaks_for(const Ballot& ballot, std::uint32_t first, std::uint32_t ranks) {
-  if (ballot.records.size() != ranks) return false;
-  for (std::uint32_t i = 0; i < ranks; ++i) {
-    if (ballot.records[i].rank != first + i) return false;
-  }
+  if (ballot.records.size() != 1 || ballot.records[0].first != first || ballot.records[0].ranks() != ranks)
+    return false;
   std::uint64_t next = first;
   for (const IndexPart& part : ballot.index_parts) {
     if (part.rank != next) return false;
@@ -111,14 +109,14 @@ Status Fleet::announce_attempt(std::uint64_t epoch, std::uint64_t step, const Re
   const Json body = {
       {"step", step}, {"number", number}, {"refusal", attempt ? std::string() : attempt.error().to_string()}};
   for (;;) {
-    const Status told = coordinator_.publish(attempt_topic(epoch), 0, body);
+    const Status told = coordinator_.publish(attempt_topic(epoch), 0, Message(body));
     if (told) break;
     if (told.error().kind != ErrorKind::kAlreadyExists) return told;
     // An earlier announcement got through though it did not look so. The same attempt is told then; behind a refusal
     // comes the next announcement.
     Json said = Json::object();
-    const auto take = [&](std::uint32_t, const Json& earlier) {
-      said = earlier;
+    const auto take = [&](std::uint32_t, const Message& earlier) {
+      said = earlier.body;
       return true;
     };
     SW_ASSIGN(const bool heard, look(attempt_topic(epoch), {0}, {}, take));
@@ -133,8 +131,8 @@ Status Fleet::announce_attempt(std::uint64_t epoch, std::uint64_t step, const Re
 Result<std::uint32_t> Fleet::await_attempt(std::uint64_t epoch, std::uint64_t step, const std::stop_token& stop) {
   constexpr const char* kWhere = "attempts";
   Json said;
-  const auto take = [&](std::uint32_t, const Json& body) {
-    said = body;
+  const auto take = [&](std::uint32_t, const Message& message) {
+    said = message.body;
     return true;
   };
   const Patience waits = patience(stop, 5);
@@ -168,14 +166,14 @@ Result<bool> Fleet::settled(const VersionName& version, const std::string& direc
   // Any rank may have written an abort; of its own decision the leader need not be told.
   if (!directory.empty() && fs_.status(fmt::format("{}/{}", directory, kManifestName))) return true;
   if (leads()) return false;
-  return look(outcomes(version), {0}, stop, [](std::uint32_t, const Json&) { return true; });
+  return look(outcomes(version), {0}, stop, [](std::uint32_t, const Message&) { return true; });
 }
 
 Status Fleet::add(Ballot& ballot, const Topic& topic, std::vector<std::uint32_t> ranks, const std::string& directory,
                   const Patience& patience, const std::string& silence) {
-  const auto take = [&](std::uint32_t rank, const Json& body) {
+  const auto take = [&](std::uint32_t rank, const Message& message) {
     std::erase(ranks, rank);
-    auto said = parse_ballot(body, topic.box);
+    auto said = parse_ballot(message, topic.box);
     if (said) {
       merge(ballot, std::move(*said));
     } else {
@@ -219,14 +217,16 @@ void Fleet::release(const VersionName& left_out, std::uint64_t saved_instead) {
   if (leads()) {
     (void)tell(left_out, {aborted_everywhere(left_out.step, fmt::format("rank 0: {}", why), {})});
   } else {
-    (void)coordinator_.publish(own_votes(left_out), options_.rank, to_json(Ballot{.failures = {{options_.rank, why}}}));
+    (void)coordinator_.publish(own_votes(left_out), options_.rank,
+                               to_message(Ballot{.failures = {{options_.rank, why}}}));
   }
 }
 
 // What a rank has promised must be there for others too, not only in its own host's cache.
 Status Fleet::check_records(const VersionName& version, Ballot& ballot, const std::string& directory,
                             const Patience& patience) {
-  for (const RecordReference& record : ballot.records) {
+  SW_ASSIGN(const std::vector<RecordReference> records, references(ballot, directory));
+  for (const RecordReference& record : records) {
     if (record.rank == options_.rank) continue;
     const std::string path = fmt::format("{}/{}", directory, record.file);
     for (Poll poll(clock_, patience);;) {  // a shared file system may show it a little later
@@ -260,8 +260,8 @@ Status Fleet::hear(Ballot& all, const VersionName& version, const std::string& d
   }
   if (all.failures.empty() && !speaks_for(all, options_.rank, tree_.speaks_for())) {
     return fail(ErrorKind::kMismatch,
-                fmt::format("{} records came for {} ranks, not one of each; set the same fan_in on all ranks",
-                            all.records.size(), tree_.speaks_for()),
+                fmt::format("the ballots that came are not one of each of the {} ranks that follow rank {}",
+                            tree_.speaks_for() - 1, options_.rank),
                 directory);
   }
   return {};
@@ -293,7 +293,7 @@ Result<Ballot> Fleet::vote(const VersionName& version, const std::string& direct
       part.text = merged->text;
     }
   }
-  SW_TRY(coordinator_.publish(own_votes(version), options_.rank, to_json(all)));
+  SW_TRY(coordinator_.publish(own_votes(version), options_.rank, to_message(std::move(all))));
   return Ballot{};
 }
 
@@ -304,7 +304,7 @@ Status Fleet::tell(const VersionName& version, const Outcome& outcome) {
             {"message", outcome.error->message},
             {"path", outcome.error->path}};
   }
-  return coordinator_.publish(outcomes(version), 0, body);
+  return coordinator_.publish(outcomes(version), 0, Message(std::move(body)));
 }
 
 Status Fleet::announce(const VersionName& version, const Outcome& outcome) {
@@ -320,8 +320,8 @@ Status Fleet::announce(const VersionName& version, const Outcome& outcome) {
 
 Result<std::optional<Outcome>> Fleet::await_outcome(const VersionName& version, const std::stop_token& stop) {
   std::optional<Outcome> outcome;
-  const auto take = [&](std::uint32_t, const Json& body) {
-    if (auto parsed = parse_outcome(body)) outcome = std::move(*parsed);
+  const auto take = [&](std::uint32_t, const Message& message) {
+    if (auto parsed = parse_outcome(message.body)) outcome = std::move(*parsed);
     return true;
   };
   Poll poll(clock_, patience(stop, 6));
@@ -337,7 +337,7 @@ Result<std::optional<Outcome>> Fleet::await_outcome(const VersionName& version, 
 }
 
 Status Fleet::announce_turn(std::uint32_t attempt, std::uint64_t number, std::uint64_t from) {
-  SW_TRY(coordinator_.publish(turns(attempt, number), 0, {{"from", from}}));
+  SW_TRY(coordinator_.publish(turns(attempt, number), 0, Message(Json{{"from", from}})));
   // A rank that is so far behind holds up every step, each for the whole time-out.
   constexpr std::uint64_t kTurnsKept = 128;
   if (number > kTurnsKept) coordinator_.forget_before(turns(attempt, number - kTurnsKept));
@@ -346,8 +346,8 @@ Status Fleet::announce_turn(std::uint32_t attempt, std::uint64_t number, std::ui
 
 Result<std::uint64_t> Fleet::await_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
   Result<std::uint64_t> from = fail(ErrorKind::kTimeout, "rank 0 has not said which step to save next");
-  const auto take = [&](std::uint32_t, const Json& body) {
-    from = json_u64(body, "from", "turns");
+  const auto take = [&](std::uint32_t, const Message& message) {
+    from = json_u64(message.body, "from", "turns");
     return true;
   };
   constexpr std::chrono::hours kLong{24};

@@ -104,8 +104,8 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
   const std::uint32_t self = fleet_.options().rank;
   Words words;
   words[self] = std::move(own);
-  const auto take = [&](std::uint32_t, const Json& body) {
-    const auto said = json_array(body, "words", name);
+  const auto take = [&](std::uint32_t, const Message& message) {
+    const auto said = json_array(message.body, "words", name);
     if (!said) return true;
     for (const Json& entry : **said) {
       const auto rank = json_u32(entry, "rank", name);
@@ -122,7 +122,8 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
 
   Json said = Json::array();
   for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
-  SW_TRY(coordinator_.publish(topic(tree.box(name, tree.height() + 1)), self, {{"words", std::move(said)}}));
+  SW_TRY(
+      coordinator_.publish(topic(tree.box(name, tree.height() + 1)), self, Message(Json{{"words", std::move(said)}})));
   return Words{};
 }
 
@@ -181,14 +182,14 @@ Result<RestoreAgreement::Choice> RestoreAgreement::next(Verdict verdict, const E
 
 Result<RestoreAgreement::Choice> RestoreAgreement::tell(Choice choice) {
   if (choice.kind == Choice::Kind::kTry) trying_ = choice.version;
-  SW_TRY(coordinator_.publish(topic(kChoices), 0, choice_json(choice)));
+  SW_TRY(coordinator_.publish(topic(kChoices), 0, Message(choice_json(choice))));
   return choice;
 }
 
 Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
   Result<Choice> choice = failed({});
-  const auto take = [&](std::uint32_t, const Json& body) {
-    choice = parse_choice(body);
+  const auto take = [&](std::uint32_t, const Message& message) {
+    choice = parse_choice(message.body);
     return true;
   };
   SW_ASSIGN(const bool told, coordinator_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));

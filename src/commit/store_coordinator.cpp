@@ -70,12 +70,12 @@ Result<StoreCoordinator::Values> StoreCoordinator::look(const std::vector<std::s
   return values;
 }
 
-Status StoreCoordinator::publish(const Topic& topic, std::uint32_t rank, const Json& body) {
-  return publish_in(session(), topic, rank, body);
+Status StoreCoordinator::publish(const Topic& topic, std::uint32_t rank, const Message& message) {
+  return publish_in(session(), topic, rank, message);
 }
 
 Status StoreCoordinator::publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
-                                    const Json& body) {
+                                    const Message& message) {
   const std::string key = key_of(session, topic, rank);
   SW_ASSIGN(const Values found, look({session_key_, key}));
   if (found[0] != session) return fail(session_over(path_));
@@ -83,7 +83,7 @@ Status StoreCoordinator::publish_in(const std::string& session, const Topic& top
     return fail(ErrorKind::kAlreadyExists, fmt::format("rank {} has already said something under {}", rank, key),
                 path_);
   }
-  const std::string text = seal_message(session, topic, rank, body);
+  const std::string text = seal_message(session, topic, rank, message);
   const std::size_t pieces = (text.size() - 1) / kPieceBytes;
   if (pieces > kMaxPieces) {
     return fail(ErrorKind::kUnsupported,
@@ -151,10 +151,10 @@ Result<bool> StoreCoordinator::collect(const std::string& session, const Topic& 
     if (!value) continue;
     SW_ASSIGN(const auto text, read_pieces(topic, asked[i], keys[i + 1], *value));
     if (!text) continue;
-    const auto body = open_message(*text, session, topic, asked[i], keys[i + 1]);
-    if (!body) continue;
+    const auto message = open_message(*text, session, topic, asked[i], keys[i + 1]);
+    if (!message) continue;
     std::erase(ranks, asked[i]);
-    if (!take(asked[i], *body)) return false;
+    if (!take(asked[i], *message)) return false;
   }
   return true;
 }
@@ -223,8 +223,8 @@ Result<std::vector<std::string>> StoreCoordinator::lead(const Patience& patience
     remember(joins_topic(), rank, 0);
   }
   std::optional<Error> trouble;
-  const auto take = [&](std::uint32_t rank, const Json& body) {
-    const auto id = read_join(body, rank, self_, path_);
+  const auto take = [&](std::uint32_t rank, const Message& message) {
+    const auto id = read_join(message.body, rank, self_, path_);
     if (id) {
       joined_[rank] = *id;
     } else if (id.error().kind == ErrorKind::kMismatch) {
@@ -235,7 +235,7 @@ Result<std::vector<std::string>> StoreCoordinator::lead(const Patience& patience
   for (Poll poll(clock_, patience); !missing.empty();) {
     const auto looked = collect(self_.id, joins_topic(), missing, take);
     if (trouble) {  // for good: whoever has joined is told, instead of waiting for a roster that never comes
-      (void)publish_in(self_.id, roster_topic(), 0, refusal_body(*trouble));
+      (void)publish_in(self_.id, roster_topic(), 0, Message(refusal_body(*trouble)));
       return fail(std::move(*trouble));
     }
     if (missing.empty()) break;
@@ -249,7 +249,7 @@ Result<std::vector<std::string>> StoreCoordinator::lead(const Patience& patience
   }
   std::vector<std::string> members;
   for (const auto& [rank, id] : joined_) members.push_back(id);
-  Status told = publish_in(self_.id, roster_topic(), 0, roster_body(members));
+  Status told = publish_in(self_.id, roster_topic(), 0, Message(roster_body(members)));
   if (!told && told.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(told).error());
   {
     std::lock_guard lock(mutex_);
@@ -266,7 +266,7 @@ Result<std::vector<std::string>> StoreCoordinator::try_to_join() {
   if (!found[0] || *found[0] == refused_ || !is_plain_name(*found[0])) return {};
   const std::string& session = *found[0];
   if (answered_ != session) {
-    Status joined = publish_in(session, joins_topic(), self_.rank, join_body(self_));
+    Status joined = publish_in(session, joins_topic(), self_.rank, Message(join_body(self_)));
     if (!joined && joined.error().kind == ErrorKind::kAlreadyExists) {
       refused_ = session;
       return {};
@@ -275,8 +275,8 @@ Result<std::vector<std::string>> StoreCoordinator::try_to_join() {
     answered_ = session;
   }
   Result<std::vector<std::string>> roster;
-  const auto take = [&](std::uint32_t, const Json& body) {
-    roster = read_roster(body, path_);
+  const auto take = [&](std::uint32_t, const Message& message) {
+    roster = read_roster(message.body, path_);
     return true;
   };
   std::vector<std::uint32_t> leader{0};

@@ -24,7 +24,7 @@ class StoreCoordinator final : public Coordinator {
   StoreCoordinator(KeyValueStore& store, const Clock& clock, std::string path);
 
   [[nodiscard]] Result<std::vector<std::string>> gather(const Member& self, const Patience& patience) override;
-  [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Json& body) override;
+  [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Message& message) override;
   [[nodiscard]] Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                    const Take& take) override;
   [[nodiscard]] std::map<std::uint32_t, std::uint64_t> latest(const Topic& topic,
@@ -51,7 +51,8 @@ class StoreCoordinator final : public Coordinator {
                  std::vector<std::string>& keys);  // needs mutex_
 
   [[nodiscard]] Result<Values> look(const std::vector<std::string>& keys);
-  [[nodiscard]] Status publish_in(const std::string& session, const Topic& topic, std::uint32_t rank, const Json& body);
+  [[nodiscard]] Status publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
+                                  const Message& message);
   // What of `ranks` is there now is handed out and taken from it. False: `take` wants no more.
   [[nodiscard]] Result<bool> collect(const std::string& session, const Topic& topic, std::vector<std::uint32_t>& ranks,
                                      const Take& take);

@@ -105,7 +105,7 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   if (const auto error = snapshot.begin_decision()) return fail(*error);
 
   if (!fleet_) return decide_alone(voyage, vote);
-  SW_TRY(decide_together(voyage, ballot_of(voyage, std::move(vote)), stop));
+  SW_TRY(decide_together(voyage, ballot_of(voyage, vote), stop));
   if (!voyage.replica_digests.empty()) {
     std::lock_guard lock(mutex_);
     replicas_compared_ = voyage.replicas;
@@ -113,9 +113,9 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   return {};
 }
 
-Ballot Engine::Impl::ballot_of(Voyage& voyage, RecordReference record) const {
+Ballot Engine::Impl::ballot_of(Voyage& voyage, const RecordReference& record) const {
   const Digest128 part = digest128(voyage.index_text);
-  Ballot ballot{.records = {std::move(record)},
+  Ballot ballot{.records = {run_of(record)},
                 .index_parts = {{options_.rank, 1, part, std::move(voyage.index_text)}},
                 .size_bytes = voyage.layout->size_bytes,
                 .replicas = {},

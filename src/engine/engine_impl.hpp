@@ -97,7 +97,7 @@ class Engine::Impl {
   void finish(Voyage& voyage, const std::stop_token& stop);  // commits or clears away one voyage that arrived
   void wind_up(Voyage& voyage, const Status& status, const std::stop_token& stop);
   [[nodiscard]] Status commit(Voyage& voyage, const std::stop_token& stop);
-  [[nodiscard]] Ballot ballot_of(Voyage& voyage, RecordReference record) const;
+  [[nodiscard]] Ballot ballot_of(Voyage& voyage, const RecordReference& record) const;
   [[nodiscard]] Manifest manifest_of(const Voyage& voyage, Decision decision) const;
   [[nodiscard]] Status decide_alone(const Voyage& voyage, const RecordReference& vote);
   // Of several ranks (commit_ranks.cpp).

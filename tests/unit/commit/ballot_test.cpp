@@ -10,7 +10,7 @@ namespace {
 Digest128 of(std::string_view text) { return digest128(text); }
 
 Ballot ballot_of(std::uint32_t rank) {
-  return {.records = {{rank, record_file(rank), of("record")}},
+  return {.records = {run_of({rank, record_file(rank), of("record")})},
           .index_parts = {{rank, 1, of("part"), "part"}},
           .size_bytes = 10,
           .replicas = {{"dp", {{.ranks = {rank}, .tensors = {{"v", of("v")}, {"w[0:2]", of("w")}}}}}},
@@ -19,7 +19,7 @@ Ballot ballot_of(std::uint32_t rank) {
 }
 
 Ballot sent(const Ballot& ballot) {
-  auto back = parse_ballot(to_json(ballot), "test");
+  auto back = parse_ballot(to_message(ballot), "test");
   EXPECT_TRUE(back) << back.error().to_string();
   return std::move(*back);
 }
@@ -30,10 +30,12 @@ TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
   Ballot four = ballot_of(4);
   four.index_parts[0].text.clear();
   merge(all, sent(four));
-  ASSERT_EQ(all.records.size(), 2u);
-  EXPECT_EQ(all.records[0].rank, 4u);
-  EXPECT_EQ(all.records[0].file, "rank-00004.record");
-  EXPECT_EQ(all.records[0].digest, of("record"));
+  const auto records = references(all, "test");
+  ASSERT_TRUE(records) << records.error().to_string();
+  ASSERT_EQ(records->size(), 2u);
+  EXPECT_EQ(records->at(0).rank, 4u);
+  EXPECT_EQ(records->at(0).file, "rank-00004.record");
+  EXPECT_EQ(records->at(0).digest, of("record"));
   ASSERT_EQ(all.index_parts.size(), 2u);
   EXPECT_EQ(all.index_parts[0].rank, 4u);
   EXPECT_EQ(all.index_parts[0].digest, of("part"));
@@ -50,19 +52,30 @@ TEST(Ballot, RecordsOfRanksThatFollowEachOtherAreSaidTogether) {
   Ballot all = ballot_of(7);
   for (const std::uint32_t rank : {4u, 6u, 9u}) {
     Ballot other = ballot_of(rank);
-    other.records[0].digest = of(std::to_string(rank));
+    other.records = {run_of({rank, record_file(rank), of(std::to_string(rank))})};
     merge(all, sent(other));
   }
-  const Json json = to_json(all);
-  ASSERT_EQ(json["records"].size(), 3u);  // 4, 6 and 7, 9
   const Ballot back = sent(all);
-  ASSERT_EQ(back.records.size(), 4u);
-  for (std::size_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(back.records[i].rank, all.records[i].rank);
-    EXPECT_EQ(back.records[i].file, all.records[i].file);
-    EXPECT_EQ(back.records[i].digest, all.records[i].digest);
+  ASSERT_EQ(back.records.size(), 3u);  // 4, 6 and 7, 9
+  EXPECT_EQ(back.records[1].first, 6u);
+  EXPECT_EQ(back.records[1].ranks(), 2u);
+  const auto records = references(back, "test");
+  ASSERT_TRUE(records) << records.error().to_string();
+  std::vector<std::uint32_t> ranks;
+  for (const RecordReference& record : *records) {
+    ranks.push_back(record.rank);
+    EXPECT_EQ(record.file, record_file(record.rank));
+    EXPECT_EQ(record.digest, of(record.rank == 7 ? "record" : std::to_string(record.rank)));
   }
-  EXPECT_EQ(back.records[1].digest, of("6"));
+  EXPECT_EQ(ranks, (std::vector<std::uint32_t>{4, 6, 7, 9}));
+}
+
+TEST(Ballot, DigestsThatAreNoneAreNoticedByWhoNeedsThem) {
+  Ballot ballot = ballot_of(3);
+  ballot.records[0].digests[5] = 'x';
+  const auto records = references(sent(ballot), "test");
+  ASSERT_FALSE(records);
+  EXPECT_NE(records.error().message.find("rank 3"), std::string::npos) << records.error().message;
 }
 
 TEST(Ballot, ReplicasThatAreAlikeAreSaidOnce) {
@@ -108,10 +121,10 @@ TEST(Ballot, ValuesThatDifferOrThatARankLacksAreRankLocal) {
 }
 
 TEST(Ballot, WhatIsNoneIsRefused) {
-  const Json good = to_json(ballot_of(1));
+  const Message good = to_message(ballot_of(1));
   for (const char* field : {"records", "index_parts", "size_bytes", "replicas", "values", "failures"}) {
-    Json bad = good;
-    bad.erase(field);
+    Message bad = good;
+    bad.body.erase(field);
     EXPECT_FALSE(parse_ballot(bad, "test")) << field;
   }
   for (const auto& [place, value] : std::vector<std::pair<std::string, Json>>{{"/records/0/digests", "abc"},
@@ -119,12 +132,12 @@ TEST(Ballot, WhatIsNoneIsRefused) {
                                                                               {"/records/0/first", -1},
                                                                               {"/index_parts/0/ranks", "one"},
                                                                               {"/index_parts/0/digest", "x"},
-                                                                              {"/index_parts/0/text", 7},
+                                                                              {"/index_parts/0/bytes", 5},
                                                                               {"/replicas/0/ranks/0", "zero"},
                                                                               {"/replicas/0/tensors/v", "x"},
                                                                               {"/values/rng", 3}}) {
-    Json bad = good;
-    bad[Json::json_pointer(place)] = value;
+    Message bad = good;
+    bad.body[Json::json_pointer(place)] = value;
     EXPECT_FALSE(parse_ballot(bad, "test")) << place;
   }
 }

@@ -87,8 +87,8 @@ class CoordinatorTest : public ::testing::TestWithParam<bool> {
   // What rank 1 hears of rank 0 about the topic.
   static Json heard(Coordinator& coordinator, const Topic& topic, const Patience& patience) {
     Json said;
-    const auto all = coordinator.await(topic, {0}, patience, [&](std::uint32_t, const Json& body) {
-      said = body;
+    const auto all = coordinator.await(topic, {0}, patience, [&](std::uint32_t, const Message& message) {
+      said = message.body;
       return true;
     });
     EXPECT_TRUE(all) << all.error().to_string();
@@ -107,8 +107,8 @@ TEST_P(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   const Topic topic{"outcomes", 7, 42};
-  ASSERT_TRUE(leader->publish(topic, 0, {{"words", "all is well"}}));
-  EXPECT_EQ(leader->publish(topic, 0, {{"words", "or not"}}).error().kind, ErrorKind::kAlreadyExists);
+  ASSERT_TRUE(leader->publish(topic, 0, Message(Json{{"words", "all is well"}})));
+  EXPECT_EQ(leader->publish(topic, 0, Message(Json{{"words", "or not"}})).error().kind, ErrorKind::kAlreadyExists);
   EXPECT_EQ(heard(*member, topic, within(20'000))["words"], "all is well");
   EXPECT_TRUE(heard(*member, {"outcomes", 7, 43}, within(20)).is_null());
   leader->forget(topic, 0);
@@ -118,7 +118,8 @@ TEST_P(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
 TEST_P(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
-  for (const std::uint64_t step : {1, 2, 3}) ASSERT_TRUE(leader->publish({"outcomes", 7, step}, 0, {{"step", step}}));
+  for (const std::uint64_t step : {1, 2, 3})
+    ASSERT_TRUE(leader->publish({"outcomes", 7, step}, 0, Message(Json{{"step", step}})));
   leader->forget_before({"outcomes", 7, 3});
   EXPECT_TRUE(heard(*member, {"outcomes", 7, 2}, within(20)).is_null());
   EXPECT_EQ(heard(*member, {"outcomes", 7, 3}, within(20'000))["step"], 3);
@@ -129,8 +130,9 @@ TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
   gather(*leader, *member, "run");
   using Steps = std::map<std::uint32_t, std::uint64_t>;
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), Steps());
-  ASSERT_TRUE(member->publish({"votes-g0000", 6, 99}, 1, Json::object()));
-  for (const std::uint64_t step : {9, 10}) ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Json::object()));
+  ASSERT_TRUE(member->publish({"votes-g0000", 6, 99}, 1, Message(Json::object())));
+  for (const std::uint64_t step : {9, 10})
+    ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Message(Json::object())));
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), (Steps{{1, 10}}));
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0}), Steps());
 }
@@ -138,7 +140,7 @@ TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
 TEST_P(CoordinatorTest, ADamagedOrMisplacedMessageIsNotHeard) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
-  ASSERT_TRUE(leader->publish({"outcomes", 7, 1}, 0, {{"step", 1}}));
+  ASSERT_TRUE(leader->publish({"outcomes", 7, 1}, 0, Message(Json{{"step", 1}})));
   const std::string text = carrier_->text({"outcomes", 7, 1});
   ASSERT_NE(text.find("\"digest\""), std::string::npos);
   carrier_->put({"outcomes", 7, 2}, text);
@@ -154,9 +156,9 @@ TEST_P(CoordinatorTest, SessionsOfEarlierStartsAreRemovedAndTheirMembersAreTold)
   auto next_leader = make(), next_member = make();
   gather(*next_leader, *next_member, "new");
   EXPECT_FALSE(carrier_->holds_session("old-0"));
-  EXPECT_EQ(zombie->publish({"votes-g0000", 1, 1}, 1, Json::object()).error().kind, ErrorKind::kAborted);
+  EXPECT_EQ(zombie->publish({"votes-g0000", 1, 1}, 1, Message(Json::object())).error().kind, ErrorKind::kAborted);
   const auto waited =
-      zombie->await({"outcomes", 1, 1}, {0}, within(20'000), [](std::uint32_t, const Json&) { return true; });
+      zombie->await({"outcomes", 1, 1}, {0}, within(20'000), [](std::uint32_t, const Message&) { return true; });
   EXPECT_EQ(waited.error().kind, ErrorKind::kAborted);
 }
 
@@ -178,7 +180,7 @@ TEST_P(CoordinatorTest, AWaitEndsWhenItIsToldTo) {
   std::stop_source stop;
   std::jthread stopper([&] { stop.request_stop(); });
   const auto waited = member->await({"outcomes", 1, 1}, {0}, {clock_.now() + std::chrono::hours(1), stop.get_token()},
-                                    [](std::uint32_t, const Json&) { return true; });
+                                    [](std::uint32_t, const Message&) { return true; });
   EXPECT_EQ(waited.error().kind, ErrorKind::kClosed);
 }
 
@@ -188,7 +190,7 @@ TEST_P(CoordinatorTest, ARankThatStartsAgainAloneIsNotTakenIn) {
   const auto refused = again->gather({1, 2, "another"}, within(50));
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("restart all ranks together"), std::string::npos) << refused.error().message;
-  ASSERT_TRUE(leader->publish({"outcomes", 1, 1}, 0, {{"step", 1}}));
+  ASSERT_TRUE(leader->publish({"outcomes", 1, 1}, 0, Message(Json{{"step", 1}})));
   EXPECT_EQ(heard(*member, {"outcomes", 1, 1}, within(20'000))["step"], 1);
 }
 
@@ -217,7 +219,7 @@ class StoreCoordinatorTest : public ::testing::Test {
     }
     return ranks;
   }
-  static bool ignore(std::uint32_t, const Json&) { return true; }
+  static bool ignore(std::uint32_t, const Message&) { return true; }
 
   MemoryStore store_;
   SystemClock clock_;
@@ -228,9 +230,10 @@ TEST_F(StoreCoordinatorTest, AStepLeavesNothingBehindOnceTheNextHasEnded) {
   std::size_t kept = 0;
   for (std::uint64_t step = 1; step <= 5; ++step) {
     const Topic votes{"votes-g0000", 1, step}, outcomes{"outcomes", 1, step};
-    for (const std::uint32_t rank : {1u, 2u}) ASSERT_TRUE(ranks[rank]->publish(votes, rank, {{"step", step}}));
+    for (const std::uint32_t rank : {1u, 2u})
+      ASSERT_TRUE(ranks[rank]->publish(votes, rank, Message(Json{{"step", step}})));
     ASSERT_TRUE(ranks[0]->await(votes, {1, 2}, within(20'000), ignore));
-    ASSERT_TRUE(ranks[0]->publish(outcomes, 0, {{"step", step}}));
+    ASSERT_TRUE(ranks[0]->publish(outcomes, 0, Message(Json{{"step", step}})));
     ranks[0]->forget_before(votes);
     ranks[0]->forget_before(outcomes);
     for (const std::uint32_t rank : {1u, 2u}) {
@@ -246,8 +249,8 @@ TEST_F(StoreCoordinatorTest, WordsThatCameTooLateGoWithTheNext) {
   const auto ranks = gather(2, "run");
   const std::size_t before = store_.values().size();
   ranks[0]->forget_before({"votes", 1, 2});  // step 1 was given up without rank 1
-  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, {{"step", 1}}));
-  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 2}, 1, {{"step", 2}}));
+  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, Message(Json{{"step", 1}})));
+  ASSERT_TRUE(ranks[1]->publish({"votes", 1, 2}, 1, Message(Json{{"step", 2}})));
   ranks[1]->forget({"votes", 1, 2}, 1);
   EXPECT_EQ(store_.values().size(), before + 1);  // where it is, one key for ever
 }
@@ -255,8 +258,8 @@ TEST_F(StoreCoordinatorTest, WordsThatCameTooLateGoWithTheNext) {
 TEST_F(StoreCoordinatorTest, TheLastToLeaveClearsEverythingAway) {
   for (const std::uint32_t world : {2u, 5u, 130u}) {  // the last in three groups
     const auto ranks = gather(world, "run");
-    ASSERT_TRUE(ranks[0]->publish({"restore-choices", 0, 0}, 0, Json::object()));
-    ASSERT_TRUE(ranks[1]->publish({"restore-offers", 0, 0}, 1, Json::object()));
+    ASSERT_TRUE(ranks[0]->publish({"restore-choices", 0, 0}, 0, Message(Json::object())));
+    ASSERT_TRUE(ranks[1]->publish({"restore-offers", 0, 0}, 1, Message(Json::object())));
     for (std::uint32_t rank = 0; rank + 1 < world; ++rank) ranks[rank]->leave();
     // The last one has not heard it yet, and still can.
     const auto heard = ranks[world - 1]->await({"restore-choices", 0, 0}, {0}, within(20'000), ignore);
@@ -268,7 +271,7 @@ TEST_F(StoreCoordinatorTest, TheLastToLeaveClearsEverythingAway) {
 
 TEST_F(StoreCoordinatorTest, OpenedAgainTheRanksGatherAnewWhoeverComesFirst) {
   auto first = gather(3, "first");
-  ASSERT_TRUE(first[0]->publish({"outcomes", 1, 1}, 0, {{"run", 1}}));
+  ASSERT_TRUE(first[0]->publish({"outcomes", 1, 1}, 0, Message(Json{{"run", 1}})));
   first[0]->leave();
   first[1]->leave();
   // Rank 2 is still in the session of before when the others come again, and then takes its key away.
@@ -301,19 +304,43 @@ TEST_F(StoreCoordinatorTest, TheSessionKeyThatAnEarlierSessionTookAwayIsSetAgain
   EXPECT_TRUE(leader.gather({0, 2, "a"}, within(20'000)));
 }
 
+TEST(Message, IsTakenWholeOrNotAtAll) {
+  const Topic topic{"votes-1-g0000", 1, 2};
+  for (const std::string& attachment : {std::string(), std::string("{}\n\0\n", 5)}) {
+    const std::string text = seal_message("run", topic, 3, Message(Json{{"step", 2}}, attachment));
+    const auto opened = open_message(text, "run", topic, 3, "test");
+    ASSERT_TRUE(opened) << opened.error().to_string();
+    EXPECT_EQ(opened->attachment, attachment);
+    EXPECT_EQ(opened->body, (Json{{"step", 2}}));
+    for (std::size_t size = 0; size < text.size(); ++size)
+      EXPECT_FALSE(open_message(text.substr(0, size), "run", topic, 3, "test")) << "cut at " << size;
+    for (std::size_t at = 0; at < text.size(); ++at) {
+      std::string damaged = text;
+      damaged[at] ^= 1;
+      EXPECT_FALSE(open_message(damaged, "run", topic, 3, "test")) << "damaged at " << at;
+    }
+    EXPECT_FALSE(open_message(text + "x", "run", topic, 3, "test"));
+    EXPECT_FALSE(open_message(text, "another run", topic, 3, "test"));
+    EXPECT_FALSE(open_message(text, "run", topic, 4, "test"));
+    EXPECT_FALSE(open_message(text, "run", {"votes-1-g0000", 1, 3}, 3, "test"));
+  }
+}
+
 TEST_F(StoreCoordinatorTest, LargeMessagesComeInPiecesAndGoAsOne) {
   const auto ranks = gather(2, "run");
   const std::size_t before = store_.values().size();
-  const std::string large(5u << 20, 'x');
-  ASSERT_TRUE(ranks[1]->publish({"reports", 1, 1}, 1, {{"index", large}}));
+  std::string large(5u << 20, 'x');
+  large.replace(7, 3, std::string_view("\n\"\0", 3));
+  ASSERT_TRUE(ranks[1]->publish({"reports", 1, 1}, 1, Message(Json{{"step", 1}}, large)));
   for (const auto& [key, value] : store_.values()) EXPECT_LE(value.size(), (1u << 20) + 16) << key;
-  Json heard;
-  const auto all = ranks[0]->await({"reports", 1, 1}, {1}, within(20'000), [&](std::uint32_t, const Json& body) {
-    heard = body;
+  Message heard;
+  const auto all = ranks[0]->await({"reports", 1, 1}, {1}, within(20'000), [&](std::uint32_t, const Message& message) {
+    heard = message;
     return true;
   });
   ASSERT_TRUE(all && *all);
-  EXPECT_EQ(heard["index"], large);
+  EXPECT_EQ(heard.body, (Json{{"step", 1}}));
+  EXPECT_EQ(heard.attachment, large);
   ranks[0]->forget_before({"reports", 1, 2});
   EXPECT_EQ(store_.values().size(), before + 1);  // where rank 1 is
 }
@@ -321,14 +348,14 @@ TEST_F(StoreCoordinatorTest, LargeMessagesComeInPiecesAndGoAsOne) {
 TEST_F(StoreCoordinatorTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAskedAgain) {
   const auto ranks = gather(2, "run");
   store_.breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
-  EXPECT_EQ(ranks[1]->publish({"votes", 1, 1}, 1, Json::object()).error().message, "the job is going down");
+  EXPECT_EQ(ranks[1]->publish({"votes", 1, 1}, 1, Message(Json::object())).error().message, "the job is going down");
   EXPECT_EQ(ranks[0]->await({"votes", 1, 1}, {1}, within(20'000), ignore).error().message, "the job is going down");
   ranks[0]->forget_before({"votes", 1, 1});  // does not mind
   store_.breaks(Error{ErrorKind::kTimeout, "the store is slow", {}, 0, true});
   EXPECT_EQ(ranks[0]->await({"votes", 1, 1}, {1}, within(5), ignore).error().message, "the store is slow");
   std::jthread recovery([&] {
     store_.breaks({});
-    EXPECT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, Json::object()));
+    EXPECT_TRUE(ranks[1]->publish({"votes", 1, 1}, 1, Message(Json::object())));
   });
   const auto heard = ranks[0]->await({"votes", 1, 1}, {1}, within(20'000), ignore);
   EXPECT_TRUE(heard && *heard);
