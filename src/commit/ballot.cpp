@@ -35,31 +35,35 @@ Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
   return *digest;
 }
 
-Status parse_records(const Json& json, Ballot& ballot, const std::string& path) {
+// The next piece of what is attached to a message.
+Result<std::string> take_attached(std::string_view& rest, std::uint64_t bytes, const std::string& path) {
+  if (bytes > rest.size()) return corrupt("what is attached to a ballot is cut short", path);
+  std::string piece(rest.substr(0, bytes));
+  rest.remove_prefix(bytes);
+  return piece;
+}
+
+Status parse_records(const Json& json, std::string_view& attached, Ballot& ballot, const std::string& path) {
   SW_ASSIGN(const Json* runs, json_array(json, "records", path));
   for (const Json& entry : *runs) {
     RecordRun run;
     SW_ASSIGN(run.first, json_u32(entry, "first", path));
-    SW_ASSIGN(run.digests, json_string(entry, "digests", path));
-    if (run.digests.empty() || run.digests.size() % kDigestDigits != 0)
-      return corrupt("the digests of some records are not 32 hexadecimal digits each", path);
+    SW_ASSIGN(const std::uint32_t ranks, json_u32(entry, "ranks", path));
+    SW_ASSIGN(run.digests, take_attached(attached, std::uint64_t{ranks} * kDigestDigits, path));
     ballot.records.push_back(std::move(run));
   }
   return {};
 }
 
-Status parse_index_parts(const Message& message, Ballot& ballot, const std::string& path) {
-  std::string_view rest = message.attachment;  // their texts, one behind the other
-  SW_ASSIGN(const Json* parts, json_array(message.body, "index_parts", path));
+Status parse_index_parts(const Json& json, std::string_view& attached, Ballot& ballot, const std::string& path) {
+  SW_ASSIGN(const Json* parts, json_array(json, "index_parts", path));
   for (const Json& entry : *parts) {
     IndexPart part;
     SW_ASSIGN(part.rank, json_u32(entry, "rank", path));
     SW_ASSIGN(part.ranks, json_u32(entry, "ranks", path));
     SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
     SW_ASSIGN(const std::uint64_t bytes, json_u64(entry, "bytes", path));
-    if (bytes > rest.size()) return corrupt("a part of the index is cut short", path);
-    part.text = rest.substr(0, bytes);
-    rest.remove_prefix(bytes);
+    SW_ASSIGN(part.text, take_attached(attached, bytes, path));
     ballot.index_parts.push_back(std::move(part));
   }
   return {};
@@ -157,15 +161,19 @@ Result<std::vector<RecordReference>> references(const Ballot& ballot, const std:
   return records;
 }
 
-Message to_message(Ballot ballot) {
+// Digests and texts are attached, in the order in which the body names them.
+Message to_message(const Ballot& ballot) {
   Message message;
   Json records = Json::array();
-  for (RecordRun& run : ballot.records) records.push_back({{"first", run.first}, {"digests", std::move(run.digests)}});
+  for (const RecordRun& run : ballot.records) {
+    records.push_back({{"first", run.first}, {"ranks", run.ranks()}});
+    message.attachment += run.digests;
+  }
   Json parts = Json::array();
-  for (IndexPart& part : ballot.index_parts) {
+  for (const IndexPart& part : ballot.index_parts) {
     parts.push_back(
         {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}, {"bytes", part.text.size()}});
-    message.attachment = message.attachment.empty() ? std::move(part.text) : message.attachment + part.text;
+    message.attachment += part.text;
   }
   Json values = Json::object();
   for (const auto& [name, digest] : ballot.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
@@ -182,8 +190,9 @@ Message to_message(Ballot ballot) {
 Result<Ballot> parse_ballot(const Message& message, const std::string& path) {
   const Json& json = message.body;
   Ballot ballot;
-  SW_TRY(parse_records(json, ballot, path));
-  SW_TRY(parse_index_parts(message, ballot, path));
+  std::string_view attached = message.attachment;
+  SW_TRY(parse_records(json, attached, ballot, path));
+  SW_TRY(parse_index_parts(json, attached, ballot, path));
   SW_ASSIGN(ballot.size_bytes, json_u64(json, "size_bytes", path));
   SW_TRY(parse_replicas(json, ballot, path));
   SW_TRY(parse_values(json, ballot, path));

@@ -57,7 +57,7 @@ struct Ballot {
 // Of each rank. kCorrupt: what a rank sent are no digests; `path` names the place.
 [[nodiscard]] Result<std::vector<RecordReference>> references(const Ballot& ballot, const std::string& path);
 
-[[nodiscard]] Message to_message(Ballot ballot);
+[[nodiscard]] Message to_message(const Ballot& ballot);
 [[nodiscard]] Result<Ballot> parse_ballot(const Message& message, const std::string& path);
 
 // Both speak for ranks that saved, or tell of failures.

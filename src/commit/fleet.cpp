@@ -293,7 +293,7 @@ Result<Ballot> Fleet::vote(const VersionName& version, const std::string& direct
       part.text = merged->text;
     }
   }
-  SW_TRY(coordinator_.publish(own_votes(version), options_.rank, to_message(std::move(all))));
+  SW_TRY(coordinator_.publish(own_votes(version), options_.rank, to_message(all)));
   return Ballot{};
 }
 
