@@ -23,7 +23,8 @@ namespace slackwater {
 namespace {
 
 constexpr std::uint32_t kIndexFormat = 1;
-constexpr std::size_t kUsualEntryBytes = 96;  // without the name
+constexpr std::size_t kUsualEntryBytes = 96;  // without the name and shards but the first
+constexpr std::size_t kUsualShardBytes = 48;
 // Each shard gets a copy of its tensor's shape and of its file's name: a few bytes of text must not become megabytes.
 constexpr std::size_t kMaxShardDimensions = 20'000'000;  // of all together
 
@@ -201,7 +202,7 @@ std::string serialize_index(const std::vector<IndexEntry>& entries) {
   std::map<std::string_view, std::size_t> files;  // few: a rank has one, rarely more
   std::size_t usual_bytes = 4096;
   for (const IndexEntry& entry : entries) {
-    usual_bytes += entry.name.size() + kUsualEntryBytes;
+    usual_bytes += entry.name.size() + kUsualEntryBytes + entry.shards.size() * kUsualShardBytes;
     for (const IndexShard& shard : entry.shards) files.try_emplace(shard.file);
   }
   std::string text;
