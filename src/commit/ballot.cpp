@@ -118,13 +118,13 @@ Json to_json(const Ballot& ballot) {
           {"replicas", replicas_to_json(ballot)}, {"values", std::move(values)},     {"failures", std::move(failures)}};
 }
 
-Result<Ballot> parse_ballot(const Json& json, const std::string& path) {
+Result<Ballot> parse_ballot(const Json& json, const std::string& path, const RankFiles& files) {
   Ballot ballot;
   SW_ASSIGN(const Json* records, json_array(json, "records", path));
   for (const Json& entry : *records) {
     RecordReference record;
     SW_ASSIGN(record.rank, json_u32(entry, "rank", path));
-    record.file = record_file(record.rank);
+    record.file = files.record(record.rank);
     SW_ASSIGN(record.digest, json_digest(entry, "digest", path));
     ballot.records.push_back(std::move(record));
   }

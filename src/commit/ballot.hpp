@@ -46,7 +46,8 @@ struct Ballot {
 };
 
 [[nodiscard]] Json to_json(const Ballot& ballot);
-[[nodiscard]] Result<Ballot> parse_ballot(const Json& json, const std::string& path);
+// `files`: what the records are called, which a message does not say.
+[[nodiscard]] Result<Ballot> parse_ballot(const Json& json, const std::string& path, const RankFiles& files = {});
 
 // Both speak for ranks that saved, or tell of failures.
 void merge(Ballot& into, Ballot from);

@@ -170,7 +170,7 @@ Status Fleet::add(Ballot& ballot, const Topic& topic, std::vector<std::uint32_t>
                   const Patience& patience, const std::string& silence) {
   const auto take = [&](std::uint32_t rank, const Json& body) {
     std::erase(ranks, rank);
-    auto said = parse_ballot(body, topic.box);
+    auto said = parse_ballot(body, topic.box, options_.files);
     if (said) {
       merge(ballot, std::move(*said));
     } else {

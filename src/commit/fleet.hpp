@@ -29,7 +29,8 @@ struct FleetOptions {
   std::uint32_t world = 1;
   std::uint32_t fan_in = 64;
   std::chrono::milliseconds timeout{
-      60'000};  // for the ballots of a group; who waits for those who wait has a little more
+      60'000};           // for the ballots of a group; who waits for those who wait has a little more
+  RankFiles files = {};  // where the records lie
 };
 
 // How a step ended: committed, or with this error on every rank.
