@@ -108,7 +108,7 @@ class MemoryPeak {
 Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank) {
   Record record{.run = attempt.run, .identity = {step, attempt.number, rank, attempt.world}, .files = {}};
   constexpr std::uint64_t kBlocks = 16;
-  record.files.push_back({.name = data_file(rank, 0),
+  record.files.push_back({.name = RankFiles::of_world(attempt.world).data(rank, 0),
                           .size_bytes = kBlocks * kBlockBytes,
                           .tensor_count = 1,
                           .block_digests = std::vector<std::uint64_t>(kBlocks, rank)});
@@ -117,8 +117,11 @@ Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t ra
 
 Status write_light_record(FileSystem& fs, const std::string& directory, const Record& record) {
   const std::string text = serialize(record);
-  SW_ASSIGN(auto file, fs.open(fmt::format("{}/{}", directory, record_file(record.identity.rank)),
-                               OpenMode::kCreateExclusive, false));
+  const RankFiles files = RankFiles::of_world(record.identity.world);
+  const std::uint32_t rank = record.identity.rank;
+  if (const std::string own = files.directory(rank); !own.empty())
+    SW_TRY(ensure_directory(fs, fmt::format("{}/{}", directory, own)));
+  SW_ASSIGN(auto file, fs.open(fmt::format("{}/{}", directory, files.record(rank)), OpenMode::kCreateExclusive, false));
   SW_TRY(file->write_at(std::as_bytes(std::span(text)), 0));
   return file->close();
 }
@@ -133,7 +136,7 @@ std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, s
                        .alias_of = {},
                        .shards = {{.box_offset = {kRowsOfARank * rank, 0},
                                    .box_shape = {kRowsOfARank, kColumns},
-                                   .file = data_file(rank, 0),
+                                   .file = RankFiles::of_world(ranks).data(rank, 0),
                                    .offset = kHeaderBytes + i * kShardBytes,
                                    .size_bytes = kShardBytes}}});
   }
@@ -143,7 +146,7 @@ std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, s
 Ballot light_ballot(const Record& record, IndexPart part) {
   const std::uint32_t rank = record.identity.rank;
   Ballot ballot;
-  ballot.records = {run_of({rank, record_file(rank), digest128(serialize(record))})};
+  ballot.records = {run_of(rank, digest128(serialize(record)))};
   ballot.index_parts = {std::move(part)};
   ballot.size_bytes = record.files.front().size_bytes;
   return ballot;
@@ -194,8 +197,12 @@ std::vector<std::vector<std::uint32_t>> LightRanks::by_height() const {
 Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank], plan_.fan_in}; }
 
 Fleet LightRanks::fleet_of(std::uint32_t rank) const {
-  return Fleet({.rank = rank, .world = ranks_, .fan_in = plan_.fan_in, .timeout = kPatience}, coordinator_of(rank), fs_,
-               clock_);
+  return Fleet({.rank = rank,
+                .world = ranks_,
+                .fan_in = plan_.fan_in,
+                .timeout = kPatience,
+                .files = RankFiles::of_world(ranks_)},
+               coordinator_of(rank), fs_, clock_);
 }
 
 Result<Gathering> LightRanks::gather() {
@@ -252,7 +259,7 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
   SW_ASSIGN(const auto index, timed(costs.merge, [&] {
               return ledgers_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
             }));
-  SW_ASSIGN(std::vector<RecordReference> records, references(ballots, path));
+  SW_ASSIGN(std::vector<RecordReference> records, references(ballots, RankFiles::of_world(ranks_), path));
   Manifest manifest{.required_features = {kGlobalTensorsFeature},
                     .run = attempt_.run,
                     .step = version.step,

@@ -146,16 +146,16 @@ std::string first_difference(const Digests& a, const Digests& b) {
 
 }  // namespace
 
-RecordRun run_of(const RecordReference& record) { return {record.rank, to_hex(record.digest)}; }
+RecordRun run_of(std::uint32_t rank, const Digest128& digest) { return {rank, to_hex(digest)}; }
 
-Result<std::vector<RecordReference>> references(const Ballot& ballot, const std::string& path) {
+Result<std::vector<RecordReference>> references(const Ballot& ballot, const RankFiles& files, const std::string& path) {
   std::vector<RecordReference> records;
   for (const RecordRun& run : ballot.records) {
     for (std::uint32_t i = 0; i < run.ranks(); ++i) {
       const std::uint32_t rank = run.first + i;
       const auto digest = digest128_from_hex(std::string_view(run.digests).substr(i * kDigestDigits, kDigestDigits));
       if (!digest) return corrupt(fmt::format("the digest of rank {}'s record is none", rank), path);
-      records.push_back({rank, record_file(rank), *digest});
+      records.push_back({rank, files.record(rank), *digest});
     }
   }
   return records;

@@ -53,9 +53,11 @@ struct Ballot {
   std::vector<Failure> failures;  // none: every rank this speaks for is durable
 };
 
-[[nodiscard]] RecordRun run_of(const RecordReference& record);
-// Of each rank. kCorrupt: what a rank sent are no digests; `path` names the place.
-[[nodiscard]] Result<std::vector<RecordReference>> references(const Ballot& ballot, const std::string& path);
+[[nodiscard]] RecordRun run_of(std::uint32_t rank, const Digest128& digest);  // of one rank
+// Of each rank. `files`: what the records are called, which a message does not say. kCorrupt: what a rank sent are no
+// digests; `path` names the place.
+[[nodiscard]] Result<std::vector<RecordReference>> references(const Ballot& ballot, const RankFiles& files,
+                                                              const std::string& path);
 
 [[nodiscard]] Message to_message(const Ballot& ballot);
 [[nodiscard]] Result<Ballot> parse_ballot(const Message& message, const std::string& path);

@@ -180,11 +180,14 @@ Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
   }
 }
 
-Status check_control_directory(FileSystem& fs, const std::string& root) {
-  const std::string path = control_path(root);
+Status check_own_directory(FileSystem& fs, const std::string& path) {
   SW_ASSIGN(const FileStatus found, fs.status(path));
   if (found.type == FileType::kDirectory) return {};
   return corrupt("expected a directory of Slackwater's own, found a link or a file; remove it", path);
+}
+
+Status check_control_directory(FileSystem& fs, const std::string& root) {
+  return check_own_directory(fs, control_path(root));
 }
 
 Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& root) {

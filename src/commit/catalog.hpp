@@ -44,8 +44,10 @@ struct Catalog {
 // nobody loses access to his checkpoints.
 [[nodiscard]] Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root);
 
-// kCorrupt unless .slackwater is a directory itself: a link there would lead reads and writes out of the tier.
-// kNotFound if there is none.
+// kCorrupt unless this is a directory itself: a link there would lead reads and writes out of the tier. kNotFound.
+[[nodiscard]] Status check_own_directory(FileSystem& fs, const std::string& path);
+
+// The same for .slackwater.
 [[nodiscard]] Status check_control_directory(FileSystem& fs, const std::string& root);
 
 // Number of the newest attempt file, whatever it holds; 0 if there is none.

@@ -225,7 +225,7 @@ void Fleet::release(const VersionName& left_out, std::uint64_t saved_instead) {
 // What a rank has promised must be there for others too, not only in its own host's cache.
 Status Fleet::check_records(const VersionName& version, Ballot& ballot, const std::string& directory,
                             const Patience& patience) {
-  SW_ASSIGN(const std::vector<RecordReference> records, references(ballot, directory));
+  SW_ASSIGN(const std::vector<RecordReference> records, references(ballot, options_.files, directory));
   for (const RecordReference& record : records) {
     if (record.rank == options_.rank) continue;
     const std::string path = fmt::format("{}/{}", directory, record.file);

@@ -32,6 +32,7 @@ struct FleetOptions {
   std::uint32_t fan_in = 64;
   // For the ballots of a group; who waits for those who wait has a little more.
   std::chrono::milliseconds timeout{60'000};
+  RankFiles files = {};  // where the records lie
 };
 
 // How a step ended: committed, or with this error on every rank.

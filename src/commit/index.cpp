@@ -91,7 +91,7 @@ class IndexParser {
     reader_.begin_array();
     while (reader_.next_item()) {
       if (!reader_.read_string(files_.emplace_back())) break;
-      if (!is_plain_name(files_.back()))
+      if (!stays_in_version(files_.back()))
         return wrong(fmt::format("the file name '{}' leaves the directory of its version", files_.back()));
     }
     return reader_.failed() ? Status(wrong(reader_.trouble())) : Status();

@@ -8,7 +8,6 @@
 
 #include "base/result.hpp"
 #include "commit/fields.hpp"
-#include "commit/names.hpp"
 
 namespace slackwater {
 namespace {
@@ -16,7 +15,8 @@ namespace {
 constexpr std::string_view kCommitText = "commit";
 constexpr std::string_view kAbortText = "abort";
 
-constexpr std::array<std::string_view, 2> kKnownFeatures{kRankLocalFeature, kGlobalTensorsFeature};
+constexpr std::array<std::string_view, 3> kKnownFeatures{kRankLocalFeature, kGlobalTensorsFeature,
+                                                         kSubdirectoriesFeature};
 
 Result<std::vector<std::string>> parse_features(const Json& json, const std::string& path) {
   SW_ASSIGN(const Json* array, json_array(json, "required_features", path));
@@ -34,6 +34,22 @@ Result<std::vector<std::string>> parse_features(const Json& json, const std::str
     }
   }
   return features;
+}
+
+// Absent where there are no subdirectories. Without the feature an older reader would take them for damage.
+Result<RankFiles> parse_files(const Json& json, const std::vector<std::string>& features, const std::string& path) {
+  RankFiles files;
+  const bool given = json.contains("ranks_in_directory");
+  if (given) {
+    SW_ASSIGN(files.ranks_in_directory, json_u32(json, "ranks_in_directory", path));
+    if (files.ranks_in_directory == 0) return corrupt("field 'ranks_in_directory' is 0", path);
+  }
+  if (given != (std::ranges::find(features, kSubdirectoriesFeature) != features.end())) {
+    return corrupt(fmt::format("the feature '{}' and the field 'ranks_in_directory' go together, and one is missing",
+                               kSubdirectoriesFeature),
+                   path);
+  }
+  return files;
 }
 
 // Absent where there are none.
@@ -59,7 +75,7 @@ Result<RecordReference> parse_reference(const Json& json, const std::string& pat
   RecordReference reference;
   SW_ASSIGN(reference.rank, json_u32(json, "rank", path));
   SW_ASSIGN(reference.file, json_string(json, "file", path));
-  if (!is_plain_name(reference.file)) {
+  if (!stays_in_version(reference.file)) {
     return corrupt(fmt::format("the record name '{}' leaves the directory of its version", reference.file), path);
   }
   SW_ASSIGN(reference.digest, json_digest(json, "digest", path));
@@ -74,8 +90,14 @@ Status check_records(const Manifest& manifest, const std::string& path) {
                    path);
   }
   for (std::uint32_t rank = 0; rank < manifest.world; ++rank) {
-    if (manifest.records[rank].rank != rank)
+    const RecordReference& record = manifest.records[rank];
+    if (record.rank != rank)
       return corrupt(fmt::format("the manifest does not name the record of rank {}", rank), path);
+    if (record.file != manifest.files.record(rank)) {
+      return corrupt(fmt::format("the manifest names '{}' as the record of rank {}, which is '{}' in such a version",
+                                 record.file, rank, manifest.files.record(rank)),
+                     path);
+    }
   }
   return {};
 }
@@ -100,6 +122,7 @@ std::string serialize(const Manifest& manifest) {
                {"size_bytes", manifest.size_bytes},
                {"tensor_count", manifest.tensor_count},
                {"created_unix_ms", std::max<std::int64_t>(manifest.created_unix_ms, 0)}};
+  if (manifest.files.ranks_in_directory != 0) json["ranks_in_directory"] = manifest.files.ranks_in_directory;
   if (!manifest.rank_local_values.empty()) json["rank_local_values"] = manifest.rank_local_values;
   return seal_json(json);
 }
@@ -115,6 +138,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
   SW_ASSIGN(manifest.world, json_u32(json, "world", path));
   SW_ASSIGN(manifest.decision, parse_decision(json, path));
   SW_ASSIGN(manifest.reason, json_string(json, "reason", path));
+  SW_ASSIGN(manifest.files, parse_files(json, manifest.required_features, path));
   SW_ASSIGN(const Json* records, json_array(json, "records", path));
   for (const Json& entry : *records) {
     SW_ASSIGN(RecordReference reference, parse_reference(entry, path));

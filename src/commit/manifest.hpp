@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/digest.hpp"
+#include "commit/names.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -18,6 +19,8 @@ inline constexpr std::uint32_t kFormat = 1;
 inline constexpr const char* kRankLocalFeature = "rank-local";
 // Required where tensors lie in parts, as boxes that only together are the whole.
 inline constexpr const char* kGlobalTensorsFeature = "global-tensors";
+// Required where the files of the ranks lie in subdirectories. VersionStore::decide() adds it.
+inline constexpr const char* kSubdirectoriesFeature = "subdirectories";
 
 enum class Decision : std::uint8_t { kCommit, kAbort };
 
@@ -38,6 +41,7 @@ struct Manifest {
   std::string reason;  // of an abort
   std::vector<RecordReference> records;
   std::vector<std::string> rank_local_values;  // members at the top of the tree that differ between the ranks
+  RankFiles files = {};                        // where the ranks' files lie
   Digest128 index_digest;
   std::uint64_t size_bytes = 0;  // of all data files
   std::uint64_t tensor_count = 0;

@@ -45,7 +45,7 @@ Result<std::vector<std::uint64_t>> parse_digests(std::string_view text, std::uin
 Result<FileRecord> parse_file(const Json& json, const std::string& path) {
   FileRecord file;
   SW_ASSIGN(file.name, json_string(json, "name", path));
-  if (!is_plain_name(file.name))
+  if (!stays_in_version(file.name))
     return corrupt(fmt::format("the file name '{}' leaves the directory of its version", file.name), path);
   SW_ASSIGN(file.size_bytes, json_u64(json, "size_bytes", path));
   SW_ASSIGN(file.tensor_count, json_u64(json, "tensor_count", path));

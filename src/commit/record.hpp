@@ -25,7 +25,7 @@ struct Record {
 };
 
 [[nodiscard]] std::string serialize(const Record& record);
-// Checks digest, bounds, plain names, count of digests against size.
+// Checks digest, bounds, that names stay in the version, count of digests against size.
 [[nodiscard]] Result<Record> parse_record(std::string_view text, const std::string& path);
 
 }  // namespace slackwater

@@ -50,13 +50,14 @@ bool locks_unknown(const Error& error) {
 
 class VersionStore::Impl {
  public:
-  Impl(FileSystem& fs, const Clock& clock, std::string root, Log log, Role role)
+  Impl(FileSystem& fs, const Clock& clock, std::string root, Log log, Role role, std::optional<RankFiles> files)
       : fs_(fs),
         clock_(clock),
         root_(std::move(root)),
         control_(fmt::format("{}/{}", root_, kControlDirectory)),
         log_(std::move(log)),
-        role_(role) {}
+        role_(role),
+        files_(files) {}
 
   [[nodiscard]] const std::string& root() const { return root_; }
   [[nodiscard]] Result<Catalog> scan() { return scan_catalog(fs_, root_); }
@@ -79,13 +80,18 @@ class VersionStore::Impl {
   [[nodiscard]] std::string path_of(const VersionName& version) const {
     return fmt::format("{}/{}", root_, version_directory(version));
   }
+  [[nodiscard]] RankFiles files_of(std::uint32_t world) const { return files_.value_or(RankFiles::of_world(world)); }
+  Status make_rank_directory(const std::string& directory);
   Status check_claimed(std::uint32_t attempt) const;
   Status check_newest();
   void forget_old_attempts();
   Result<std::uint32_t> next_number();
   Result<Manifest> obey_existing(const VersionName& version);
   Status take_lock();
-  Status remove_files(const std::string& directory, std::optional<std::uint32_t> of_rank = {});
+  template <class Ours>
+  Status unlink_if(const std::string& directory, const Ours& ours);
+  Status remove_rank_directories(const std::string& directory);
+  Result<bool> remove_if_empty(const std::string& directory);
   [[nodiscard]] std::vector<VersionName> removable(const Catalog& catalog, const RetentionPolicy& policy);
 
   // Constant after construction.
@@ -95,9 +101,11 @@ class VersionStore::Impl {
   const std::string control_;
   const Log log_;
   const Role role_;
+  const std::optional<RankFiles> files_;
 
   std::unique_ptr<FileLock> lock_;
   std::optional<Attempt> attempt_;    // claimed
+  std::uint32_t rank_ = 0;            // in it
   std::uint32_t authority_ = 0;       // number of attempt_; before claim(), the newest found by open()
   std::set<VersionName> doubtful_;    // committed, but the last sync failed
   std::set<VersionName> left_alone_;  // mentioned once in the log, not again
@@ -164,6 +172,7 @@ Result<Attempt> VersionStore::Impl::claim(const std::string& run_name, std::vect
     if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
   }
   authority_ = attempt.number;
+  rank_ = 0;
   attempt_ = attempt;
   forget_old_attempts();
   return attempt;
@@ -189,6 +198,7 @@ Result<Attempt> VersionStore::Impl::accept(std::uint32_t number, std::uint32_t r
         root_);
   }
   authority_ = attempt.number;
+  rank_ = rank;
   attempt_ = attempt;
   return attempt;
 }
@@ -215,15 +225,23 @@ Result<std::string> VersionStore::Impl::make_version(std::uint64_t step) {
   std::string path = path_of({step, attempt_->number});
   if (attempt_->world > 1) {  // whichever rank comes first
     SW_TRY(ensure_directory(fs_, path));
-    return path;
-  }
-  if (Status made = fs_.make_directory(path); !made) {
+  } else if (Status made = fs_.make_directory(path); !made) {
     Error error = std::move(made).error();
     if (error.kind == ErrorKind::kAlreadyExists)
       error.message = fmt::format("step {} was saved already by this run", step);
     return fail(std::move(error));
   }
+  SW_TRY(make_rank_directory(path));
   return path;
+}
+
+Status VersionStore::Impl::make_rank_directory(const std::string& directory) {
+  const std::string name = files_of(attempt_->world).directory(rank_);
+  if (name.empty()) return {};
+  const std::string path = fmt::format("{}/{}", directory, name);
+  Status made = fs_.make_directory(path);
+  if (made || made.error().kind != ErrorKind::kAlreadyExists) return made;
+  return check_own_directory(fs_, path);  // another rank of the group was first
 }
 
 Result<RecordReference> VersionStore::Impl::promise(const Record& record, const std::string& index_text) {
@@ -237,11 +255,14 @@ Result<RecordReference> VersionStore::Impl::promise(const Record& record, const 
 Result<RecordReference> VersionStore::Impl::write_promise(const Record& record, const std::string& index_text) {
   const std::string directory = path_of({record.identity.step, record.identity.attempt});
   const std::string text = serialize(record);
-  RecordReference reference{record.identity.rank, record_file(record.identity.rank), digest128(text)};
+  const RankFiles files = files_of(record.identity.world);
+  RecordReference reference{record.identity.rank, files.record(record.identity.rank), digest128(text)};
   if (!index_text.empty()) SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, kIndexName), index_text));
   SW_TRY(write_durably(fs_, fmt::format("{}/{}", directory, reference.file), text));
-  // The files are durable, now their names are made so, then the name of their directory. open() did the parents of
-  // that.
+  // The files are durable, now their names are made so, then the names of their directories, whoever made those: another
+  // rank may have died before it came to its own sync. open() did the parents of root_.
+  if (const std::string own = files.directory(record.identity.rank); !own.empty())
+    SW_TRY(fs_.sync_directory(fmt::format("{}/{}", directory, own)));
   SW_TRY(fs_.sync_directory(directory));
   SW_TRY(fs_.sync_directory(root_));
   return reference;
@@ -257,7 +278,11 @@ Result<Manifest> VersionStore::Impl::decide(Manifest manifest) {
   SW_TRY(check_claimed(manifest.attempt));
   const VersionName version{manifest.step, manifest.attempt};
   const bool commit = manifest.decision == Decision::kCommit;
-  if (commit) SW_TRY(check_newest());
+  if (commit) {
+    SW_TRY(check_newest());
+    manifest.files = files_of(manifest.world);
+    if (manifest.files != RankFiles{}) manifest.required_features.emplace_back(kSubdirectoriesFeature);
+  }
   // Of its own for each rank: several may give a step up at once.
   const std::string unique = random_id();
   const Status published = publish_exclusively(fs_, path_of(version), kManifestName, serialize(manifest), unique);
@@ -309,12 +334,10 @@ Status VersionStore::Impl::remove(const VersionName& version) {
   const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, kManifestName));
   if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return unlinked;
   if (unlinked) SW_TRY(fs_.sync_directory(directory));
-  SW_TRY(remove_files(directory));
-
-  const Status removed = fs_.remove_directory(directory);
-  const bool foreign = !removed && (removed.error().sys_errno == ENOTEMPTY || removed.error().sys_errno == EEXIST);
-  if (!removed && !foreign) return removed;
-  if (foreign && left_alone_.insert(version).second) {
+  SW_TRY(unlink_if(directory, is_version_file));
+  SW_TRY(remove_rank_directories(directory));
+  SW_ASSIGN(const bool removed, remove_if_empty(directory));
+  if (!removed && left_alone_.insert(version).second) {
     log_.warn(
         "the checkpoint of step {} was deleted, but its directory holds files that are not Slackwater's and stays: {}",
         version.step, directory);
@@ -330,21 +353,49 @@ Status VersionStore::Impl::discard(const VersionName& version, std::uint32_t ran
   const auto manifest = read_manifest(fs_, root_, version);
   const bool undecided = !manifest && manifest.error().kind == ErrorKind::kNotFound;
   if (!undecided && (!manifest || manifest->decision != Decision::kAbort)) return {};
-  const Status removed = remove_files(path_of(version), rank);
+  std::string directory = path_of(version);
+  Status removed;
+  // The subdirectory stays: other ranks of the group may be about to write there.
+  if (const std::string own = attempt_ ? files_of(attempt_->world).directory(rank) : std::string(); !own.empty()) {
+    directory += "/" + own;
+    removed = check_own_directory(fs_, directory);
+  }
+  if (removed)
+    removed = unlink_if(directory, [&](std::string_view name) { return rank_of_file(name) == std::optional(rank); });
   if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
   return {};
 }
 
-// Of one rank only its own; else all that are ours.
-Status VersionStore::Impl::remove_files(const std::string& directory, std::optional<std::uint32_t> of_rank) {
+template <class Ours>
+Status VersionStore::Impl::unlink_if(const std::string& directory, const Ours& ours) {
   SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(directory));
   for (const DirectoryEntry& entry : entries) {
-    if (entry.type != FileType::kRegular || !is_version_file(entry.name)) continue;
-    if (of_rank && rank_of_file(entry.name) != of_rank) continue;
+    if (entry.type != FileType::kRegular || !ours(entry.name)) continue;
     const Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, entry.name));
     if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return unlinked;
   }
   return {};
+}
+
+// Those found, not those that the world would have: debris of another start is cleared away too. A link in their place is
+// no directory and stays.
+Status VersionStore::Impl::remove_rank_directories(const std::string& directory) {
+  SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(directory));
+  for (const DirectoryEntry& entry : entries) {
+    if (entry.type != FileType::kDirectory || !is_rank_directory(entry.name)) continue;
+    const std::string path = fmt::format("{}/{}", directory, entry.name);
+    SW_TRY(unlink_if(path, [](std::string_view name) { return rank_of_file(name).has_value(); }));
+    SW_TRY(remove_if_empty(path));
+  }
+  return {};
+}
+
+// False: somebody else's files are in it.
+Result<bool> VersionStore::Impl::remove_if_empty(const std::string& directory) {
+  Status removed = fs_.remove_directory(directory);
+  if (removed) return true;
+  if (removed.error().sys_errno == ENOTEMPTY || removed.error().sys_errno == EEXIST) return false;
+  return fail(std::move(removed).error());
 }
 
 std::vector<VersionName> VersionStore::Impl::removable(const Catalog& catalog, const RetentionPolicy& policy) {
@@ -427,8 +478,8 @@ VersionStore::VersionStore(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 VersionStore::~VersionStore() = default;
 
 Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root, Log log,
-                                                         Role role) {
-  auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log), role);
+                                                         Role role, std::optional<RankFiles> files) {
+  auto impl = std::make_unique<Impl>(fs, clock, without_trailing_slashes(std::move(root)), std::move(log), role, files);
   SW_TRY(impl->open());
   return std::unique_ptr<VersionStore>(new VersionStore(std::move(impl)));
 }

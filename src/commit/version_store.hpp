@@ -35,8 +35,10 @@ class VersionStore {
 
   // Makes `root` (its parent must exist) and .slackwater; the leader takes the lock. kBusy: another run holds it, with a
   // hint; kPermission/kNotFound say which directory and what to do.
+  // `files`: for tests, which cannot have a thousand ranks; otherwise they lie as the world of an attempt has it.
   [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root,
-                                                                  Log log, Role role = Role::kLeader);
+                                                                  Log log, Role role = Role::kLeader,
+                                                                  std::optional<RankFiles> files = {});
   ~VersionStore();
 
   [[nodiscard]] const std::string& root() const;
@@ -50,7 +52,8 @@ class VersionStore {
   // For the other ranks: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
-  // Makes the directory of a version of the claimed attempt. Path. The one call that may run beside others: it asks for no
+  // Makes the directory of a version of the claimed attempt, and this rank's subdirectory where there are some. Path of
+  // the former. The one call that may run beside others: it asks for no
   // more than the attempt, so it must only not run beside claim().
   [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
 
@@ -62,7 +65,7 @@ class VersionStore {
   [[nodiscard]] Result<RecordReference> promise(const Record& record, const std::string& index_text);
   [[nodiscard]] Status write_index(const VersionName& version, const std::string& index_text);
 
-  // Publishes the decision. If one exists already it is read, made durable and obeyed: the Manifest returned is the one
+  // Publishes the decision; a commit says where the files lie. If one exists already it is read, made durable and obeyed: the Manifest returned is the one
   // on disk. kInDoubt when the last sync failed. Before publishing a commit: fails with kAborted if a newer attempt has been
   // claimed.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);

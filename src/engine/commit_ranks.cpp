@@ -83,7 +83,7 @@ Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& 
   if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
   if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
   manifest.rank_local_values = rank_local_values(ballots);
-  SW_ASSIGN(manifest.records, references(ballots, voyage.directory));
+  SW_ASSIGN(manifest.records, references(ballots, files_, voyage.directory));
   manifest.index_digest = index->digest;
   manifest.size_bytes = ballots.size_bytes;
   manifest.tensor_count = index->tensor_count;

@@ -115,7 +115,7 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
 
 Ballot Engine::Impl::ballot_of(Voyage& voyage, const RecordReference& record) const {
   const Digest128 part = digest128(voyage.index_text);
-  Ballot ballot{.records = {run_of(record)},
+  Ballot ballot{.records = {run_of(record.rank, record.digest)},
                 .index_parts = {{options_.rank, 1, part, std::move(voyage.index_text)}},
                 .size_bytes = voyage.layout->size_bytes,
                 .replicas = {},

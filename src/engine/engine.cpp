@@ -36,7 +36,7 @@ Result<Engine> open_engine(Options options, EngineParts parts) {
   if (!parts.clock) parts.clock = std::make_unique<SystemClock>();
   const Log log(options.log);
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
-  SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role));
+  SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
   SW_ASSIGN(Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
   auto impl = std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),

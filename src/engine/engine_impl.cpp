@@ -66,13 +66,15 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       log_(std::move(log)),
       fs_(std::move(parts.fs)),
       clock_(std::move(parts.clock)),
+      files_(parts.files.value_or(RankFiles::of_world(options_.world))),
       devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
       coordinator_(make_coordinator(options_, *fs_, *clock_)),
       fleet_(coordinator_ ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
                                                                  .world = options_.world,
                                                                  .fan_in = options_.fan_in,
-                                                                 .timeout = options_.commit_timeout},
+                                                                 .timeout = options_.commit_timeout,
+                                                                 .files = files_},
                                                     *coordinator_, *fs_, *clock_)
                           : nullptr),
       versions_(std::move(versions)),
@@ -309,7 +311,8 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop
   SW_ASSIGN(
       SnapshotLayout layout,
       plan_layout(voyage->state,
-                  {.step = step, .attempt = voyage->attempt.number, .rank = options_.rank, .world = options_.world}));
+                  {.step = step, .attempt = voyage->attempt.number, .rank = options_.rank, .world = options_.world},
+                  kMaxHeaderBytes, files_.directory(options_.rank)));
   voyage->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   voyage->snapshot->set_total(voyage->layout->size_bytes);
   SW_TRY(ensure_pipeline(*voyage->layout));

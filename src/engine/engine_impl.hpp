@@ -37,6 +37,7 @@ namespace slackwater {
 struct EngineParts {
   std::unique_ptr<FileSystem> fs;  // null: the real one
   std::unique_ptr<Clock> clock;
+  std::optional<RankFiles> files = {};  // none: as the world has them
 };
 
 [[nodiscard]] Result<Engine> open_engine(Options options, EngineParts parts);
@@ -135,6 +136,7 @@ class Engine::Impl {
   const Log log_;
   const std::unique_ptr<FileSystem> fs_;
   const std::unique_ptr<Clock> clock_;
+  const RankFiles files_;
   Devices devices_;  // thread-safe; outlives the pipeline
   const std::shared_ptr<SharedFacts> facts_;
   const std::unique_ptr<Coordinator> coordinator_;  // null, as the fleet, where this rank is the only one

@@ -8,8 +8,10 @@
 
 namespace slackwater {
 
-std::string data_file(std::uint32_t rank, std::uint32_t part) {
-  return part == 0 ? fmt::format("rank-{:05}.safetensors", rank) : fmt::format("rank-{:05}-{}.safetensors", rank, part);
+std::string data_file(std::uint32_t rank, std::uint32_t part, std::string_view directory) {
+  const std::string_view slash = directory.empty() ? "" : "/";
+  return part == 0 ? fmt::format("{}{}rank-{:05}.safetensors", directory, slash, rank)
+                   : fmt::format("{}{}rank-{:05}-{}.safetensors", directory, slash, rank, part);
 }
 
 std::string local_name(std::uint32_t rank, std::string_view tensor) {

@@ -9,8 +9,8 @@
 
 namespace slackwater {
 
-// "rank-00000.safetensors" for part 0, "rank-00000-1.safetensors" for part 1.
-[[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part);
+// "rank-00000.safetensors" for part 0, "rank-00000-1.safetensors" for part 1; behind "g0003/" if that is the `directory`.
+[[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part, std::string_view directory = {});
 
 // What the tensor of one rank is called among those of all ranks: "rank-00003/weight". Only in versions of several ranks.
 [[nodiscard]] std::string local_name(std::uint32_t rank, std::string_view tensor);

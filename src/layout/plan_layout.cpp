@@ -109,8 +109,9 @@ std::vector<std::uint32_t> stream_order(const State& state, std::span<const std:
 // Cuts the tensors into as many parts as the limit on headers asks for: one, in practice.
 class PartMaker {
  public:
-  PartMaker(const State& state, const StreamIdentity& identity, std::uint64_t max_json_bytes)
-      : state_(state), identity_(identity), max_json_bytes_(max_json_bytes), writer_(identity) {
+  PartMaker(const State& state, const StreamIdentity& identity, std::uint64_t max_json_bytes,
+            std::string_view directory)
+      : state_(state), identity_(identity), max_json_bytes_(max_json_bytes), directory_(directory), writer_(identity) {
     // A tree that JSON cannot hold, or that would crowd the tensors out of the header, is stored as a tensor.
     std::string escaped;
     if (state.tree.size() <= kMaxInlineTreeBytes && is_utf8(state.tree)) append_json_escaped(escaped, state.tree);
@@ -187,7 +188,7 @@ class PartMaker {
     }
     std::string header = writer_.finish();
     for (Extent& extent : extents_) extent.offset += header.size();
-    std::string name = data_file(identity_.rank, static_cast<std::uint32_t>(parts_.size()));
+    std::string name = data_file(identity_.rank, static_cast<std::uint32_t>(parts_.size()), directory_);
     parts_.emplace_back(std::move(name), std::move(header), std::exchange(extents_, {}));
     writer_ = HeaderWriter(identity_);
     data_bytes_ = 0;
@@ -196,6 +197,7 @@ class PartMaker {
   const State& state_;
   const StreamIdentity identity_;
   const std::uint64_t max_json_bytes_;
+  const std::string_view directory_;
   bool tree_as_tensor_ = false;
   std::vector<StreamLayout> parts_;
   // The part being made. Offsets of extents count from the start of the data until its header is known.
@@ -206,7 +208,8 @@ class PartMaker {
 
 }  // namespace
 
-Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& identity, std::uint64_t max_header_bytes) {
+Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& identity, std::uint64_t max_header_bytes,
+                                   std::string_view directory) {
   // The padding counts too: safetensors takes the length word for the size of the header.
   const std::uint64_t max_file_front = round_down(max_header_bytes + sizeof(std::uint64_t), kDataAlignment);
   if (max_file_front == 0) return fail(ErrorKind::kInvalidArgument, "the limit on header bytes is below 4088");
@@ -227,7 +230,7 @@ Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& ide
   auto aliases_by_stored = layout.aliases;
   std::ranges::sort(aliases_by_stored, {}, [](const auto& alias) { return std::pair(alias.second, alias.first); });
 
-  PartMaker maker(state, identity, max_file_front - sizeof(std::uint64_t));
+  PartMaker maker(state, identity, max_file_front - sizeof(std::uint64_t), directory);
   SW_TRY(maker.start());
   for (const std::uint32_t index : stream_order(state, layout.stored)) {
     const auto aliases =

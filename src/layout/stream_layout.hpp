@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "slackwater/error.hpp"
@@ -79,8 +80,10 @@ struct SnapshotLayout {
 [[nodiscard]] Status check_state(const State& state);
 
 // Tied = same pointer, shape, strides, dtype, device and more than 0 bytes; boxes of global tensors: all of them, box by box.
-// Boxes without elements are not stored. Needs check_state() to have passed.
+// Boxes without elements are not stored. Needs check_state() to have passed. `directory`: a subdirectory of the version's,
+// part of the names of the files; empty: none.
 [[nodiscard]] Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& identity,
-                                                 std::uint64_t max_header_bytes = kMaxHeaderBytes);
+                                                 std::uint64_t max_header_bytes = kMaxHeaderBytes,
+                                                 std::string_view directory = {});
 
 }  // namespace slackwater

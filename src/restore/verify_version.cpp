@@ -168,7 +168,12 @@ void Verifier::look_at_index(const Manifest& manifest) {
       index_[shard.file].push_back(
           {entry.name, shard.offset, shard.size_bytes, {std::move(shard.box_offset), std::move(shard.box_shape)}});
   }
-  for (auto& [file, tensors] : index_) std::ranges::sort(tensors, {}, &IndexedTensor::offset);
+  for (auto& [file, tensors] : index_) {
+    std::ranges::sort(tensors, {}, &IndexedTensor::offset);
+    const auto rank = rank_of_file(file);
+    if (!rank || *rank >= manifest.world || !manifest.files.is_data(file, *rank))
+      add(kIndexName, 0, 0, {tensors.front().name}, fmt::format("'{}' is no data file of this version", file));
+  }
 }
 
 void Verifier::look_at_record(const Manifest& manifest, const RecordReference& reference) {
@@ -176,7 +181,7 @@ void Verifier::look_at_record(const Manifest& manifest, const RecordReference& r
   if (!record) {
     std::vector<std::string> tensors;
     for (std::uint32_t part = 0;; ++part) {
-      std::vector<std::string> more = indexed_names(data_file(reference.rank, part), 0);
+      std::vector<std::string> more = indexed_names(manifest.files.data(reference.rank, part), 0);
       if (more.empty()) break;
       tensors.insert(tensors.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
     }

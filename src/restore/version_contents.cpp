@@ -30,6 +30,11 @@ Error as_damage(Error error) {
   return error;
 }
 
+Error misplaced(const std::string& name, std::uint32_t rank, const std::string& path) {
+  return {ErrorKind::kCorrupt,
+          fmt::format("'{}' is named here, which is no data file of rank {} in this version", name, rank), path};
+}
+
 std::string describe(const StreamIdentity& identity) {
   return fmt::format("step {} attempt {} rank {} of {}", identity.step, identity.attempt, identity.rank,
                      identity.world);
@@ -131,7 +136,7 @@ class HeaderReader {
     std::string path = directory_ + "/" + promised.name;
     auto header = load_header(fs_, path, promised, identity);
     if (!header) return fail(as_damage(std::move(header).error()));
-    if (tree_wanted && promised.name == data_file(identity.rank, 0))
+    if (tree_wanted && promised.name == contents_.manifest.files.data(identity.rank, 0))
       SW_TRY(take_tree(fs_, path, promised, *header, contents_));
     for (TensorInfo& tensor : header->tensors) {
       if (tensor.name != kTreeTensorName) add_tensor(identity, std::move(tensor));
@@ -197,11 +202,13 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
   contents.files = std::move(view.files);
   contents.tensors = std::move(view.tensors);
   contents.left_out = view.left_out;
-  for (const FileInfoOnTier& file : contents.files)
+  for (const FileInfoOnTier& file : contents.files) {
+    if (!manifest.files.is_data(file.name, file.rank)) return fail(misplaced(file.name, file.rank, path));
     contents.data.push_back({directory + "/" + file.name, file.size_bytes, {}, false});
+  }
 
   for (const FileRecord& file : record.files) {
-    if (file.name != data_file(rank, 0)) continue;
+    if (file.name != manifest.files.data(rank, 0)) continue;
     const std::string first = directory + "/" + file.name;
     auto header = load_header(fs, first, file, record.identity);
     if (!header) return fail(as_damage(std::move(header).error()));
@@ -218,6 +225,10 @@ bool has_feature(const Manifest& manifest, std::string_view feature) {
 
 Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,
                            const RecordReference& reference) {
+  if (const std::string own = manifest.files.directory(reference.rank); !own.empty()) {
+    if (auto found = check_own_directory(fs, directory + "/" + own); !found)
+      return fail(as_damage(std::move(found).error()));
+  }
   const std::string path = directory + "/" + reference.file;
   auto text = read_whole(fs, path, kMaxRecordBytes);
   if (!text) return fail(as_damage(std::move(text).error()));
@@ -228,6 +239,8 @@ Result<Record> load_record(FileSystem& fs, const std::string& directory, const M
                         path));
   if (record.run != manifest.run)
     return fail(ErrorKind::kCorrupt, "the record was written by another run than the manifest", path);
+  for (const FileRecord& file : record.files)
+    if (!manifest.files.is_data(file.name, reference.rank)) return fail(misplaced(file.name, reference.rank, path));
   return record;
 }
 

@@ -53,7 +53,8 @@ struct VersionContents {
 [[nodiscard]] Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
                                    std::span<const std::uint32_t> files);
 
-// One record: digest of its exact bytes against the manifest, then parsed, then step, attempt, rank, world and run compared.
+// One record: the subdirectory it lies in is one, digest of its exact bytes against the manifest, then parsed, then step, attempt, rank,
+// world and run compared, and the names of the files. Who reads files of a rank asks for its record before.
 [[nodiscard]] Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,
                                          const RecordReference& reference);
 

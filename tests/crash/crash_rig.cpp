@@ -34,10 +34,10 @@ CrashRig::CrashRig(std::vector<PatternState::Part> parts, const DiskImage& found
   if (!steps_.empty()) last_number_ = steps_.rbegin()->first;
 }
 
-Engine CrashRig::open(std::uint64_t keep) {
+Engine CrashRig::open(std::uint64_t keep, std::optional<RankFiles> files) {
   keep_ = keep;
   auto disk = std::make_unique<PowerCutFileSystem>(*posix_, journal_, lies_);
-  return must(open_engine(options_of(directory_.path(), keep), {.fs = std::move(disk), .clock = {}}));
+  return must(open_engine(options_of(directory_.path(), keep), {.fs = std::move(disk), .clock = {}, .files = files}));
 }
 
 Engine CrashRig::open_faulty(std::uint64_t keep) {

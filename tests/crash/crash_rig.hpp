@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "commit/names.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/engine.hpp"
 #include "support/pattern_state.hpp"
@@ -38,7 +39,7 @@ class CrashRig {
   // On what an earlier cut left. resume() comes before any save.
   CrashRig(std::vector<PatternState::Part> parts, const DiskImage& found, const Promises& promises);
 
-  [[nodiscard]] Engine open(std::uint64_t keep);
+  [[nodiscard]] Engine open(std::uint64_t keep, std::optional<RankFiles> files = {});
   // With these calls failing on top; faults() sets them.
   [[nodiscard]] Engine open_faulty(std::uint64_t keep);
   [[nodiscard]] FaultFileSystem& faults() { return *faults_; }

@@ -55,6 +55,11 @@ void pin_and_remove(CrashRig& rig) {
   rig.remove(engine, 1);  // the pinned one
 }
 
+void subdirectories(CrashRig& rig) {
+  Engine engine = rig.open(1, RankFiles{.ranks_in_directory = 1});
+  for (std::uint64_t step = 1; step <= 3; ++step) rig.save(engine, step);
+}
+
 // Errors first, then the cut: what an error left unsynced must not count, nor take anything else along.
 void failing_disk(CrashRig& rig) {
   Engine engine = rig.open_faulty(1);
@@ -79,6 +84,7 @@ const std::vector<NamedScenario>& crash_scenarios() {
       {"second attempt", second_attempt, kSmall},
       {"pin and remove", pin_and_remove, kSmall},
       {"failing disk", failing_disk, kSmall},
+      {"subdirectories", subdirectories, kSmall},
   };
   return scenarios;
 }

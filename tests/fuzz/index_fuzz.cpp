@@ -12,7 +12,7 @@ namespace slackwater::fuzz {
 namespace {
 
 void check_shard(const IndexEntry& entry, const IndexShard& shard) {
-  require(is_plain_name(shard.file), "names stay in the directory");
+  require(stays_in_version(shard.file), "names stay in the directory");
   require(shard.box_offset.size() == entry.shape.size() && shard.box_shape.size() == entry.shape.size(),
           "a box has the dimensions of its tensor");
   for (std::size_t i = 0; i < entry.shape.size(); ++i)

@@ -18,6 +18,15 @@ void check_names(const std::string& name) {
     require(attempt_file(*attempt) == name && is_plain_name(name), "an attempt has one spelling");
   if (is_plain_name(name))
     require(name.find('/') == std::string::npos && name != ".." && name.size() <= 255, "a plain name stays here");
+  if (const auto rank = rank_of_file(name)) {
+    const std::string directory = name.substr(0, name.rfind('/') + 1);
+    require(directory.empty() || (is_rank_directory(directory.substr(0, directory.size() - 1)) &&
+                                  directory.find_first_not_of("g0123456789/") == std::string::npos),
+            "a file of a rank lies in the version or one directory below");
+    require(is_plain_name(name.substr(directory.size())) && stays_in_version(name),
+            "a file of a rank stays in its version");
+    require(*rank == rank_of_file(name.substr(directory.size())), "its directory does not change whose it is");
+  }
   if (is_plain_name(name) && is_version_file(name))
     require(!parse_version_directory(name) && !parse_attempt_file(name), "a file is one thing");
 }

@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         fuzz::require(!record.files.empty(), "a record names a file");
         std::set<std::string> names;
         for (const FileRecord& file : record.files) {
-          fuzz::require(is_plain_name(file.name), "names stay in the directory");
+          fuzz::require(stays_in_version(file.name), "names stay in the directory");
           fuzz::require(names.insert(file.name).second, "names are unique");
           const std::uint64_t covered = file.block_digests.size() * kBlockBytes;
           fuzz::require(file.size_bytes <= covered && covered - file.size_bytes < kBlockBytes,

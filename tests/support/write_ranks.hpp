@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,8 +21,9 @@ class RanksWriter {
   using Change = std::function<void(std::vector<IndexEntry>&)>;
 
   // Claims an attempt that adopts everything that counts in `root`.
-  RanksWriter(std::string root, std::uint32_t world) : world_(world) {
-    store_ = must(VersionStore::open(*fs_, clock_, std::move(root), Log([](LogLevel, std::string_view) {})));
+  RanksWriter(std::string root, std::uint32_t world, RankFiles files = {}) : world_(world), files_(files) {
+    store_ = must(VersionStore::open(*fs_, clock_, std::move(root), Log([](LogLevel, std::string_view) {}),
+                                     VersionStore::Role::kLeader, files));
     std::vector<VersionName> adopted;
     for (const VersionInfo& version : must(store_->scan()).counting())
       adopted.push_back({version.step, version.attempt});
@@ -47,7 +49,9 @@ class RanksWriter {
       const State& state = states.at(rank);
       must(check_state(state));
       const StreamIdentity identity{.step = step, .attempt = attempt_.number, .rank = rank, .world = world_};
-      const SnapshotLayout layout = must(plan_layout(state, identity));
+      const std::string own = files_.directory(rank);
+      if (!own.empty()) std::filesystem::create_directory(directory + "/" + own);
+      const SnapshotLayout layout = must(plan_layout(state, identity, kMaxHeaderBytes, own));
       Record record{.run = attempt_.run, .identity = identity, .files = {}};
       for (const StreamLayout& part : layout.parts) {
         record.files.push_back(write_part(directory, part, state));
@@ -90,6 +94,7 @@ class RanksWriter {
   }
 
   const std::uint32_t world_;
+  const RankFiles files_;
   const std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
   const SystemClock clock_;
   std::unique_ptr<VersionStore> store_;

@@ -10,7 +10,7 @@ namespace {
 Digest128 of(std::string_view text) { return digest128(text); }
 
 Ballot ballot_of(std::uint32_t rank) {
-  return {.records = {run_of({rank, record_file(rank), of("record")})},
+  return {.records = {run_of(rank, of("record"))},
           .index_parts = {{rank, 1, of("part"), "part"}},
           .size_bytes = 10,
           .replicas = {{"dp", {{.ranks = {rank}, .tensors = {{"v", of("v")}, {"w[0:2]", of("w")}}}}}},
@@ -30,7 +30,7 @@ TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
   Ballot four = ballot_of(4);
   four.index_parts[0].text.clear();
   merge(all, sent(four));
-  const auto records = references(all, "test");
+  const auto records = references(all, {}, "test");
   ASSERT_TRUE(records) << records.error().to_string();
   ASSERT_EQ(records->size(), 2u);
   EXPECT_EQ(records->at(0).rank, 4u);
@@ -52,14 +52,14 @@ TEST(Ballot, RecordsOfRanksThatFollowEachOtherAreSaidTogether) {
   Ballot all = ballot_of(7);
   for (const std::uint32_t rank : {4u, 6u, 9u}) {
     Ballot other = ballot_of(rank);
-    other.records = {run_of({rank, record_file(rank), of(std::to_string(rank))})};
+    other.records = {run_of(rank, of(std::to_string(rank)))};
     merge(all, sent(other));
   }
   const Ballot back = sent(all);
   ASSERT_EQ(back.records.size(), 3u);  // 4, 6 and 7, 9
   EXPECT_EQ(back.records[1].first, 6u);
   EXPECT_EQ(back.records[1].ranks(), 2u);
-  const auto records = references(back, "test");
+  const auto records = references(back, {}, "test");
   ASSERT_TRUE(records) << records.error().to_string();
   std::vector<std::uint32_t> ranks;
   for (const RecordReference& record : *records) {
@@ -73,7 +73,7 @@ TEST(Ballot, RecordsOfRanksThatFollowEachOtherAreSaidTogether) {
 TEST(Ballot, DigestsThatAreNoneAreNoticedByWhoNeedsThem) {
   Ballot ballot = ballot_of(3);
   ballot.records[0].digests[5] = 'x';
-  const auto records = references(sent(ballot), "test");
+  const auto records = references(sent(ballot), {}, "test");
   ASSERT_FALSE(records);
   EXPECT_NE(records.error().message.find("rank 3"), std::string::npos) << records.error().message;
 }

@@ -82,6 +82,9 @@ TEST(Index, ForgeriesUnderAGoodDigestAreRefused) {
   const std::string good = R"("dtype":"uint8","shape":[2],"shards":[[0,10,2]])";
   ASSERT_TRUE(parse_index(seal_json_text(with_entry(good)), "index").has_value());
   expect_corrupt(with_entry(good, "../f"), "leaves the directory");
+  expect_corrupt(with_entry(good, "g0003/../f"), "leaves the directory");
+  expect_corrupt(with_entry(good, "g0003/f"), "leaves the directory");
+  EXPECT_TRUE(parse_index(seal_json_text(with_entry(good, "g0003/rank-03072.safetensors")), "index").has_value());
   expect_corrupt(with_entry(R"("dtype":"uint8","shape":[2],"shards":[[1,10,2]])"), "not listed");
   expect_corrupt(with_entry(R"("dtype":"uint8","shape":[2],"shards":[[0,10,3]])"), "do not fit");
   expect_corrupt(with_entry(R"("dtype":"uint8","shape":[2],"shards":[[0,18446744073709551615,2]])"), "do not fit");

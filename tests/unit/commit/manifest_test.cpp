@@ -67,6 +67,39 @@ TEST(Manifest, ValuesOfSingleRanksAndGlobalTensorsComeBack) {
   expect_error(forged([](Json& json) { json["rank_local_values"] = "rng"; }), "rank_local_values");
 }
 
+TEST(Manifest, SubdirectoriesComeBackAndEachRecordMustLieInItsOwn) {
+  EXPECT_EQ(serialize(example()).find("ranks_in_directory"), std::string::npos);  // as ever where there are none
+  const auto divided = [](Json& json) {
+    json["required_features"] = {kSubdirectoriesFeature};
+    json["ranks_in_directory"] = 1;
+    json["records"][0]["file"] = "g0000/rank-00000.record";
+    json["records"][1]["file"] = "g0001/rank-00001.record";
+  };
+  const auto manifest = parse_manifest(forged(divided), "manifest.json");
+  ASSERT_TRUE(manifest.has_value()) << manifest.error().to_string();
+  EXPECT_EQ(manifest->files, RankFiles{.ranks_in_directory = 1});
+  EXPECT_EQ(serialize(*manifest), forged(divided));
+
+  const auto changed = [&](const std::function<void(Json&)>& change) {
+    return forged([&](Json& json) {
+      divided(json);
+      change(json);
+    });
+  };
+  for (const char* name : {"rank-00001.record", "g0000/rank-00001.record", "g0001/rank-00000.record", "notes.txt"})
+    expect_error(changed([&](Json& json) { json["records"][1]["file"] = name; }), "'g0001/rank-00001.record'");
+  for (const char* name : {"g0001/../rank-00001.record", "g0001//rank-00001.record", "g1/rank-00001.record",
+                           "/g0001/rank-00001.record", "g0001/index"})
+    expect_error(changed([&](Json& json) { json["records"][1]["file"] = name; }), "leaves the directory");
+  expect_error(changed([](Json& json) { json["ranks_in_directory"] = 2; }), "'g0000/rank-00001.record'");
+  expect_error(changed([](Json& json) { json["ranks_in_directory"] = 0; }), "'ranks_in_directory' is 0");
+  expect_error(changed([](Json& json) { json["ranks_in_directory"] = std::uint64_t{1} << 32; }), "ranks_in_directory");
+  expect_error(changed([](Json& json) { json.erase("ranks_in_directory"); }), "go together");
+  expect_error(changed([](Json& json) { json["required_features"] = Json::array(); }), "go together");
+  expect_error(forged([](Json& json) { json["records"][1]["file"] = "g0001/rank-00001.record"; }),
+               "'rank-00001.record'");
+}
+
 TEST(Manifest, AnAbortTellsItsReasonAndNeedsNoRecords) {
   Manifest manifest = example();
   manifest.decision = Decision::kAbort;

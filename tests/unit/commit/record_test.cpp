@@ -59,7 +59,8 @@ TEST(Record, NoFlippedOrMissingByteIsAccepted) {
 }
 
 TEST(Record, NamesThatLeaveTheDirectoryAreRefused) {
-  for (const char* name : {"../rank-00000.safetensors", "/etc/passwd", "", "..", "a/b"}) {
+  for (const char* name : {"../rank-00000.safetensors", "/etc/passwd", "", "..", "a/b", "g0000/../x", "g0000//x",
+                           "g0/..", "g0000/index", "g0000/../rank-00000.safetensors"}) {
     expect_corrupt(forged([&](Json& json) { json["files"][0]["name"] = name; }), "leaves the directory");
   }
 }

@@ -29,8 +29,9 @@ class StoreTest : public ::testing::Test {
     return root() + "/" + version_directory(version);
   }
 
-  std::unique_ptr<VersionStore> open_store() {
-    auto store = VersionStore::open(fs_, clock_, root(), Log(sink()));
+  std::unique_ptr<VersionStore> open_store(VersionStore::Role role = VersionStore::Role::kLeader,
+                                           std::optional<RankFiles> files = {}) {
+    auto store = VersionStore::open(fs_, clock_, root(), Log(sink()), role, files);
     EXPECT_TRUE(store.has_value()) << store.error().to_string();
     return store ? std::move(*store) : nullptr;
   }

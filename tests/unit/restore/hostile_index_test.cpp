@@ -22,6 +22,7 @@ struct Lie {
   const char* name;
   std::function<void(std::vector<IndexEntry>&)> tell;
   const char* refusal;
+  RankFiles files = {};
 };
 
 class HostileIndexTest : public testing::TestWithParam<Lie> {};
@@ -39,7 +40,7 @@ TEST_P(HostileIndexTest, IsRefusedByNameAndNoByteMoves) {
   ranks.add_box(1, tensor, {{2, 0}, {2, 8}});
   for (std::uint32_t rank = 0; rank < 2; ++rank)
     ranks.add_local(rank, OwnedTensor::random("own", DType::kU8, {16}, rank));
-  RanksWriter(root, 2).write(1, ranks.states(), GetParam().tell);
+  RanksWriter(root, 2, GetParam().files).write(1, ranks.states(), GetParam().tell);
 
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   auto checkpoint = open_version({.fs = fs.get(), .viewer = Viewer{0, 2}}, root, must(list_versions(root)).back(), {});
@@ -67,6 +68,20 @@ const Lie kLies[] = {
     {"a_box_of_another_size", [](auto& entries) { entry(entries, "w").shards[1].size_bytes = 17; }, "'w' has a shard"},
     {"a_file_elsewhere", [](auto& entries) { entry(entries, "w").shards[1].file = "../../etc/passwd"; },
      "'../../etc/passwd' leaves the directory"},
+    {"a_file_elsewhere_through_a_subdirectory",
+     [](auto& entries) { entry(entries, "w").shards[1].file = "g0001/../../x"; },
+     "'g0001/../../x' leaves the directory"},
+    {"a_subdirectory_that_such_a_version_lacks",
+     [](auto& entries) { entry(entries, "w").shards[1].file = "g0001/rank-00001.safetensors"; },
+     "'g0001/rank-00001.safetensors' is named here, which is no data file of rank 1"},
+    {"no_subdirectory_where_there_are_some",
+     [](auto& entries) { entry(entries, "w").shards[1].file = "rank-00001.safetensors"; },
+     "'rank-00001.safetensors' is named here, which is no data file of rank 1",
+     {.ranks_in_directory = 1}},
+    {"the_subdirectory_of_another_rank",
+     [](auto& entries) { entry(entries, "w").shards[1].file = "g0000/rank-00001.safetensors"; },
+     "'g0000/rank-00001.safetensors' is named here, which is no data file of rank 1",
+     {.ranks_in_directory = 1}},
     {"a_file_that_is_not_ours", [](auto& entries) { entry(entries, "w").shards[1].file = "notes.txt"; },
      "'notes.txt' is no data file"},
     {"a_record_as_data", [](auto& entries) { entry(entries, "w").shards[1].file = "rank-00001.record"; },
