@@ -20,7 +20,8 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
     status = learn_outcome(voyage, stop);
     if (status) fleet_->forget(voyage.name);
   }
-  if (!status) return status;
+  // The others look when they are asked: thousands that list the directory at every commit are a load on any server.
+  if (!status || !fleet_->leads()) return status;
   std::lock_guard lock(versions_mutex_);
   refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
   return {};

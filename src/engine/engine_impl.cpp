@@ -504,6 +504,13 @@ std::optional<Error> Engine::Impl::background_error() const {
 
 std::vector<VersionInfo> Engine::Impl::versions() const {
   if (disowned()) return {};
+  if (fleet_ && !fleet_->leads()) {
+    // Rank 0 makes and removes them, and only the directory tells. Without versions_mutex_, which the commit thread may
+    // hold over syncs.
+    const auto catalog = scan_catalog(*fs_, options_.path);
+    if (catalog) return catalog->counting();
+    log_.warn("the checkpoints could not be listed, those known before are answered: {}", catalog.error().to_string());
+  }
   std::lock_guard lock(mutex_);
   return counting_;
 }

@@ -157,7 +157,7 @@ class Engine::Impl {
   std::condition_variable_any changed_;
   std::deque<std::shared_ptr<Voyage>> to_plan_;
   std::deque<std::shared_ptr<Voyage>> active_;  // by step; front commits first
-  std::vector<VersionInfo> counting_;           // versions that count, oldest first
+  std::vector<VersionInfo> counting_;           // versions that count, oldest first; only rank 0 follows them
   std::vector<CatalogEntry> unreadable_;        // versions whose manifest could not be read
   std::optional<std::uint64_t> last_step_;      // saved or restored by this engine
   std::optional<Attempt> attempt_;

@@ -146,12 +146,12 @@ void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catal
 }
 
 Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
-  std::lock_guard lock(mutex_);
-  for (const VersionInfo& version : counting_) {
+  const std::vector<VersionInfo> known = versions();
+  for (const VersionInfo& version : known) {
     if (version.step == step) return VersionName{version.step, version.attempt};
   }
   return fail(ErrorKind::kNotFound,
-              fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(counting_)), options_.path);
+              fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(known)), options_.path);
 }
 
 Status Engine::Impl::pin(std::uint64_t step) {
