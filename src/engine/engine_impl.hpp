@@ -25,6 +25,7 @@
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"
 #include "engine/pipeline.hpp"
+#include "engine/share_replicas.hpp"
 #include "engine/shared_facts.hpp"
 #include "engine/voyage.hpp"
 #include "os/clock.hpp"
@@ -144,6 +145,9 @@ class Engine::Impl {
   std::mutex versions_mutex_;
   std::unique_ptr<VersionStore> versions_;
 
+  // Of the trainer's thread.
+  ReplicaShares replica_shares_;
+
   // Of the commit thread.
   struct KnownPart {
     std::uint32_t attempt = 0;
@@ -173,7 +177,7 @@ class Engine::Impl {
   std::uint64_t turns_owed_ = 0;    // of rank 0: steps that have ended, without a new turn for them yet
   std::stop_source turn_wait_;      // ends the wait for a turn of an attempt that is over
   bool closed_ = false;
-  std::uint64_t replicas_compared_ = 0;  // list_of_replicas() that a commit under this attempt has shown to be alike
+  std::uint64_t replicas_compared_ = 0;  // ReplicaShares::list() that a commit under this attempt has shown to be alike
   bool told_pool_ = false;               // of the commit thread
   bool pipeline_stopped_ = false;
 
