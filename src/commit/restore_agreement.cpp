@@ -86,8 +86,9 @@ std::string asked_for(const std::optional<std::uint64_t>& step) {
 
 }  // namespace
 
-RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, std::uint64_t round)
-    : fleet_(fleet), coordinator_(coordinator), round_(round) {}
+RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, SignsOfLife& signs,
+                                   std::uint64_t round)
+    : fleet_(fleet), coordinator_(coordinator), signs_(signs), round_(round) {}
 
 Topic RestoreAgreement::topic(std::string box) const { return {std::move(box), turn_, round_}; }
 
@@ -114,7 +115,7 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* box, 
     words[rank] = body;
     return true;
   };
-  SW_TRY(coordinator_.await(group, fleet_.group_without_speaker(), waits, take));
+  SW_TRY(signs_.await(group, fleet_.group_without_speaker(), waits, take));
   if (!fleet_.leads()) {
     Json said = Json::array();
     for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
@@ -131,7 +132,7 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* box, 
     }
     return true;
   };
-  SW_TRY(coordinator_.await(topic(box), fleet_.speakers_of_other_groups(), waits_for_speakers, take_all));
+  SW_TRY(signs_.await(topic(box), fleet_.speakers_of_other_groups(), waits_for_speakers, take_all));
   return words;
 }
 
@@ -200,7 +201,7 @@ Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
     choice = parse_choice(body);
     return true;
   };
-  SW_ASSIGN(const bool told, coordinator_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
+  SW_ASSIGN(const bool told, signs_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
   if (!told) return fail(silent({0}, "did not say which checkpoint to restore"));
   return choice;
 }

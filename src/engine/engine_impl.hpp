@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -123,6 +124,7 @@ class Engine::Impl {
     bool began = false;
     std::set<std::string> placed;  // by attempts that failed: each must be overwritten by the one that succeeds
     std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
+    std::function<void()> on_progress = [] {};
   };
   [[nodiscard]] Status place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
                                      Placing& placing);

@@ -84,17 +84,21 @@ Status Engine::Impl::place_version(const CatalogEntry& entry, const RestoreOptio
     placing.refusal = error;
     return fail(std::move(error));
   };
+  placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const ReaderParts parts{.fs = fs_.get(),
                           .pool = idle_pool(),
                           .devices = &devices_,
-                          .viewer = Viewer{.rank = options_.rank, .world = options_.world}};
+                          .viewer = Viewer{.rank = options_.rank, .world = options_.world},
+                          .on_progress = placing.on_progress};
   const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
                                  .log = options_.log};
   SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
+  placing.on_progress();
   auto targets = plan(checkpoint);
+  placing.on_progress();
   if (!targets) return refuse(std::move(targets).error());
   if (const auto left = not_covered(placing.placed, *targets)) {
     return refuse(
