@@ -131,8 +131,9 @@ class Engine {
   // Returns when the sources of every snapshot in flight may be written again; with streams, by work queued on those.
   Status fence(std::span<const StreamRef> streams = {});
 
-  [[nodiscard]] std::vector<VersionInfo> versions() const;  // that count, oldest first
-  Status pin(std::uint64_t step);                           // retention never deletes it
+  // That count, oldest first. Of several ranks, those other than rank 0 look into the directory for it, at each call.
+  [[nodiscard]] std::vector<VersionInfo> versions() const;
+  Status pin(std::uint64_t step);  // retention never deletes it
   Status remove(std::uint64_t step);
 
   // First background error not yet reported by wait() or close(); does not clear it.

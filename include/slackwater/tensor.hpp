@@ -64,6 +64,9 @@ struct Tensor {
 // What a rank hands over for one step.
 struct State {
   std::vector<Tensor> tensors;
+  // Any object, the same for states whose tensors differ in nothing but their addresses: what follows from the rest is then
+  // not worked out anew at every save(). None: each state stands for itself.
+  std::shared_ptr<const void> structure;
   std::string tree;                             // typed JSON of structure and plain values; opaque here
   std::map<std::string, std::string> metadata;  // the user's own words about this step
   std::shared_ptr<void> owner;                  // released when no source byte will be read any more

@@ -24,6 +24,7 @@ using Addresses = nb::typed<nb::list, nb::int_>;
 // The part of a state that stays the same from save to save; only addresses change. Constant after construction.
 struct Structure {
   std::vector<Tensor> tensors;
+  std::shared_ptr<const void> identity = std::make_shared<char>();
 
   using Texts = nb::typed<nb::list, nb::str>;
   using Items = nb::typed<nb::list, nb::any>;
@@ -108,6 +109,7 @@ class PyEngine {
             const StreamList& after) {
     State state;
     state.tensors = structure.with_addresses(addresses);
+    state.structure = structure.identity;
     state.tree.assign(tree.c_str(), tree.size());
     state.metadata = std::move(metadata);
     // The engine lets go of the owner on its own thread, where the GIL must not be taken: the mailbox carries it back.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from . import decoder
-from .codec import Node
+from . import decoder, names
+from .codec import Node, key_text
 from .decoder import tag_of
 from .errors import DamagedError
+
+_PAIRS = ("dict", "OrderedDict", "defaultdict", "Counter")
 
 
 def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
@@ -16,7 +19,7 @@ def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
     tag = tag_of(node)
     if tag is None:
         return list(node.items()) if isinstance(node, dict) else None
-    if tag in ("dict", "OrderedDict", "defaultdict", "Counter"):
+    if tag in _PAIRS:
         return [(_key(key), value) for key, value in node["v"]]
     if tag in ("Namespace", "SimpleNamespace"):
         return entries_of(node["v"])
@@ -76,6 +79,42 @@ def has_parts(node: Node) -> bool:
     if tag_of(node) in ("$t", "$a", "object", "subclass"):
         return True
     return any(map(has_parts, node.values()))
+
+
+NOTHING: Any = object()
+
+
+def part_of(node: Node, selected: Callable[[str], bool], name: str = "") -> Node:
+    """What of it was asked for, tensors and plain values, by their names. Of dicts the other keys go; in lists and
+    tuples None stands for the rest. NOTHING: there is none."""
+    tag = tag_of(node)
+    if tag in ("$t", "$a"):
+        return node if selected(node[tag]) else NOTHING
+    if tag in ("object", "subclass", "Namespace", "SimpleNamespace"):
+        return _with(node, part_of(node["v"], selected, name))
+
+    def child(key: Any, value: Node) -> Node:
+        return part_of(value, selected, names.join(name, names.segment(key, key_text)))
+
+    parts: list[Any]
+    if tag in _PAIRS and node["v"]:
+        parts = [[key, child(_key(key), value)] for key, value in node["v"]]
+        return _with(node, [pair for pair in parts if pair[1] is not NOTHING] or NOTHING)
+    if tag in ("tuple", "namedtuple", "deque") and node["v"]:
+        return _with(node, part_of(node["v"], selected, name))
+    if isinstance(node, list) and node:
+        parts = [child(index, value) for index, value in enumerate(node)]
+        if all(part is NOTHING for part in parts):
+            return NOTHING
+        return [None if part is NOTHING else part for part in parts]
+    if tag is None and isinstance(node, dict) and node:
+        found = {key: child(key, value) for key, value in node.items()}
+        return {key: part for key, part in found.items() if part is not NOTHING} or NOTHING
+    return node if selected(name) else NOTHING
+
+
+def _with(node: Node, value: Any) -> Node:
+    return NOTHING if value is NOTHING else {**node, "v": value}
 
 
 def no_tensor(name: str, is_array: bool) -> Any:

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _core, decoder, names
+from . import _core, decoder, names, nodes
 from .adapters import arrays
-from .errors import ClosedError, NotFoundError
+from .errors import ClosedError, NotFoundError, UnsupportedError
 from .memory import HOST, Memory
 from .placement import Placement
 from .tree import torch_adapter
@@ -57,24 +57,29 @@ class Reader(Mapping[str, Any]):
     def tree(self, only: str | Iterable[str] | None = None) -> Any:
         """The state as rank 0 gave it to save(): modules and other objects as what their state_dict() gave.
 
-        Tensors that the ranks hold together are whole. With ``only``, tensors whose names do not match are left out of
-        their dicts (None in lists).
+        Tensors that the ranks hold together are whole. With ``only``, tensors and plain values whose names do not match
+        are left out of their dicts (None in lists), as are dicts and lists of which nothing is left.
         """
         selected = names.Pattern(only)
         wanted: dict[str, Any] = {}
 
         def tensor(name: str, is_array: bool) -> Any:
-            if not selected(name):
-                return _LEFT_OUT
             name = self._of_first_rank(name)
             if name not in wanted:
                 wanted[name] = self._empty(name, is_array)
             return wanted[name]
 
         root = decoder.load_tree(self._tree) if self._tree else {name: {"$t": name} for name in self._infos}
-        state = decoder.decode(root, tensor, self._allow_pickle)
+        if not selected.everything:
+            try:
+                root = nodes.part_of(root, selected)
+            except RecursionError:
+                raise UnsupportedError(
+                    "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
+                ) from None
+        state = {} if root is nodes.NOTHING else decoder.decode(root, tensor, self._allow_pickle)
         self._read(wanted)
-        return state if selected.everything else _prune(state)
+        return state
 
     def close(self) -> None:
         self._checkpoint = None
@@ -140,20 +145,6 @@ class Reader(Mapping[str, Any]):
         return own if own in self._infos else name
 
 
-_LEFT_OUT: Any = type("_LeftOut", (), {"__repr__": lambda self: "<left out>"})()
-
-
-def _prune(value: Any) -> Any:
-    if isinstance(value, dict):
-        for key in [key for key, item in value.items() if item is _LEFT_OUT]:
-            del value[key]
-        for key, item in value.items():
-            value[key] = _prune(item)
-    elif type(value) in (list, tuple):
-        return type(value)(None if item is _LEFT_OUT else _prune(item) for item in value)
-    return value
-
-
 def open(path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> Reader:
     """The newest checkpoint of a directory, or that of ``step``, as a lazy mapping from names to tensors."""
     return Reader(path, step, allow_pickle=allow_pickle)
@@ -166,7 +157,9 @@ def load(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """The whole state of a checkpoint: nested dicts, lists and plain values, with new tensors."""
+    """The whole state of a checkpoint, or the part whose names match ``only``: nested dicts, lists and plain values,
+    with new tensors.
+    """
     with Reader(path, step, allow_pickle=allow_pickle) as reader:
         return reader.tree(only)
 

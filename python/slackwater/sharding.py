@@ -108,7 +108,7 @@ class Seat:
         self.world = world
         self.on_all = Replicas(WORLD, rank, world)
         self._meshes: Any = None
-        self._whole: dict[tuple[int, ...], EngineShard] = {}
+        self._whole: dict[tuple[tuple[int, ...], Replicas], EngineShard] = {}
 
     def where(self, tensor: Any, name: str, replicated: bool) -> Where:
         """Of a DTensor."""
@@ -120,10 +120,16 @@ class Seat:
 
     def whole(self, shape: Sequence[int]) -> EngineShard:
         """A tensor that all ranks hold."""
-        key = tuple(shape)
-        found = self._whole.get(key)
+        return self._all_of(tuple(shape), self.on_all)
+
+    def alone(self, shape: Sequence[int]) -> EngineShard:
+        """A tensor that this rank hands over for all."""
+        return self._all_of(tuple(shape), Replicas())
+
+    def _all_of(self, shape: tuple[int, ...], replicas: Replicas) -> EngineShard:
+        found = self._whole.get((shape, replicas))
         if found is None:
-            found = self._whole[key] = Where(key, (), self.on_all).shard(boxes.whole(key))
+            found = self._whole[shape, replicas] = Where(shape, (), replicas).shard(boxes.whole(shape))
         return found
 
 

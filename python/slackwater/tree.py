@@ -272,25 +272,48 @@ class Flattener(codec.Encoder):
         return node
 
     def _find_replicas(self) -> None:
-        """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers."""
+        """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers; and buffers
+        that DDP takes from rank 0."""
         torch, world = self._torch, self._seat.world
         replicated: set[int] = set()
+        of_first_rank: set[int] = set()
         for module, given in self._modules:
-            parameters = list(torch.ddp_parameters(module, world))
-            replicated.update(map(id, parameters))
-            if parameters and given:  # state_dict() hands out detached tensors: they are known by their memory
-                places = {(parameter.data_ptr(), parameter.shape) for parameter in parameters}
-                replicated.update(
-                    id(tensor)
-                    for tensor in self.torch_tensors[given.start : given.stop]
-                    if (tensor.data_ptr(), tensor.shape) in places
-                )
+            replicated |= self._ids_of(torch.ddp_parameters(module, world), given)
+            of_first_rank |= self._ids_of(torch.ddp_buffers(module, world), given)
         for optimizer in self._optimizers:
             replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
         if replicated:
             for index, tensor in enumerate(self.torch_tensors):
                 if id(tensor) in replicated:
                     self.torch_shards.setdefault(index, self._seat.whole(tensor.shape))
+        if of_first_rank:
+            found = [index for index, tensor in enumerate(self.torch_tensors) if id(tensor) in of_first_rank]
+            self._hand_over_once([index for index in found if index not in self.torch_shards])
+
+    def _ids_of(self, tensors: Iterable[Any], given: range) -> set[int]:
+        """Of these, and of what a state_dict() has given for them: it hands out detached tensors of the same memory."""
+        tensors = list(tensors)
+        found = set(map(id, tensors))
+        if tensors and given:
+            places = {(tensor.data_ptr(), tensor.shape) for tensor in tensors}
+            for tensor in self.torch_tensors[given.start : given.stop]:
+                if (tensor.data_ptr(), tensor.shape) in places:
+                    found.add(id(tensor))
+        return found
+
+    def _hand_over_once(self, indices: list[int]) -> None:
+        """Tensors that only rank 0's count of: it hands them over, whole, and all ranks restore from there."""
+        if self._seat.rank == 0:
+            for index in indices:
+                self.torch_shards[index] = self._seat.alone(self.torch_tensors[index].shape)
+            return
+        left_out = set(indices)
+        kept = [index for index in range(len(self.torch_names)) if index not in left_out]
+        self.torch_names = [self.torch_names[index] for index in kept]
+        self.torch_tensors = [self.torch_tensors[index] for index in kept]
+        self.torch_volatile = [self.torch_volatile[index] for index in kept]
+        shards = self.torch_shards
+        self.torch_shards = {new: shards[old] for new, old in enumerate(kept) if old in shards}
 
     def _module(self, module: Any, name: str) -> Node:
         torch = self._torch

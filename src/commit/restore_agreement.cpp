@@ -86,8 +86,9 @@ std::string asked_for(const std::optional<std::uint64_t>& step) {
 
 }  // namespace
 
-RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, std::uint64_t round)
-    : fleet_(fleet), coordinator_(coordinator), round_(round) {}
+RestoreAgreement::RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, SignsOfLife& signs,
+                                   std::uint64_t round)
+    : fleet_(fleet), coordinator_(coordinator), signs_(signs), round_(round) {}
 
 Topic RestoreAgreement::topic(std::string box) const { return {std::move(box), turn_, round_}; }
 
@@ -117,7 +118,7 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
   std::vector<Patience> waits;  // all from now on
   for (unsigned level = 1; level <= tree.height(); ++level) waits.push_back(fleet_.patience_on(level, {}));
   for (unsigned level = 1; level <= tree.height(); ++level)
-    SW_TRY(coordinator_.await(topic(tree.box(name, level)), tree.heard_on(level), waits[level - 1], take));
+    SW_TRY(signs_.await(topic(tree.box(name, level)), tree.heard_on(level), waits[level - 1], take));
   if (fleet_.leads()) return words;
 
   Json said = Json::array();
@@ -192,7 +193,7 @@ Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
     choice = parse_choice(message.body);
     return true;
   };
-  SW_ASSIGN(const bool told, coordinator_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
+  SW_ASSIGN(const bool told, signs_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
   if (!told) return fail(silent({0}, "did not say which checkpoint to restore"));
   return choice;
 }

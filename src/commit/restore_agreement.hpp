@@ -14,6 +14,7 @@
 #include "commit/coordinator.hpp"
 #include "commit/fleet.hpp"
 #include "commit/names.hpp"
+#include "commit/signs_of_life.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -21,7 +22,7 @@ namespace slackwater {
 class RestoreAgreement {
  public:
   // `round`: how many restores of this run came before, the same on all ranks.
-  RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, std::uint64_t round);
+  RestoreAgreement(const Fleet& fleet, Coordinator& coordinator, SignsOfLife& signs, std::uint64_t round);
 
   struct Offer {
     std::optional<std::uint64_t> step;  // the one asked for
@@ -41,7 +42,7 @@ class RestoreAgreement {
     Error error;                       // kFailed: the same on all ranks
   };
 
-  // Both wait for the others, at most a few time-outs. An Error only where the ranks cannot be reached.
+  // Both wait for the others, at most a few time-outs after the last sign of life. An Error only where the ranks cannot be reached.
   [[nodiscard]] Result<Choice> begin(const Offer& offer);
   [[nodiscard]] Result<Choice> next(Verdict verdict, const Error& error);  // about the version chosen last
 
@@ -60,6 +61,7 @@ class RestoreAgreement {
 
   const Fleet& fleet_;
   Coordinator& coordinator_;
+  SignsOfLife& signs_;
   const std::uint64_t round_;
 
   std::uint32_t turn_ = 0;             // choices made so far

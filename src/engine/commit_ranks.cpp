@@ -22,6 +22,8 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
   }
   if (!status) return status;
   ledger_.keep();
+  // The others look when they are asked: thousands that list the directory at every commit are a load on any server.
+  if (!fleet_->leads()) return {};
   std::lock_guard lock(versions_mutex_);
   refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
   return {};

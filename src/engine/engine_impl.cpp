@@ -12,7 +12,6 @@
 #include "commit/store_coordinator.hpp"
 #include "engine/available_memory.hpp"
 #include "engine/index_of.hpp"
-#include "engine/share_replicas.hpp"
 #include "engine/value_digests.hpp"
 
 namespace slackwater {
@@ -34,15 +33,17 @@ struct Taken {
   ReplicaDigestsOfRank replica_digests;
 };
 
-// Leaves in the state what this rank writes of it.
+// Leaves in the state what this rank writes of it. `compared`: the list of replicas that need not be compared again;
+// nullopt: there is nobody to compare them with.
 Result<Taken> take(State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
-                   const CaptureOptions& options, bool compare_replicas) {
+                   const CaptureOptions& options, ReplicaShares& shares, std::optional<std::uint64_t> compared) {
   try {
     Taken taken;
-    if (compare_replicas) {
+    shares.study(state);
+    if (compared && *compared != shares.list()) {
       SW_ASSIGN(taken.replica_digests, digest_replicas(state, devices));
     }
-    state.tensors = share_replicas(std::move(state.tensors));
+    state.tensors = shares.take(std::move(state.tensors));
     SW_ASSIGN(taken.captured, capture(state, devices, known_torn, options));
     return taken;
   } catch (const std::bad_alloc&) {
@@ -106,8 +107,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
                             .sealed_by_caller = state.sealed_by_caller,
                             .tensor_count = state.tensors.size()};
   std::set<std::string, std::less<>> known_torn;
-  const std::uint64_t replicas = fleet_ ? list_of_replicas(state) : 0;
-  bool compare_replicas = false;
+  std::optional<std::uint64_t> compared;
   {
     Lock lock(mutex_);
     SW_TRY(check_step(step));
@@ -142,12 +142,12 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
     }
     facts_->note_progress();  // this snapshot has not stalled, however long an earlier one takes to sync
     known_torn = known_torn_;
-    compare_replicas = replicas != replicas_compared_;
+    if (fleet_) compared = replicas_compared_;
   }
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
   const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
-  Result<Taken> taken = take(state, devices_, known_torn, capture_options, compare_replicas);
+  Result<Taken> taken = take(state, devices_, known_torn, capture_options, replica_shares_, compared);
   if (!taken) {
     Error error = std::move(taken).error();
     // Misuse is the caller's; trouble with a device or with memory is this snapshot's alone.
@@ -173,7 +173,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   voyage->snapshot = snapshot;
   voyage->state = std::move(state);
   voyage->captured = std::move(taken->captured);
-  voyage->replicas = replicas;
+  voyage->replicas = replica_shares_.list();
   voyage->replica_digests = std::move(taken->replica_digests);
   snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
     if (const auto self = weak.lock()) give_up(self, error);
@@ -507,6 +507,13 @@ std::optional<Error> Engine::Impl::background_error() const {
 
 std::vector<VersionInfo> Engine::Impl::versions() const {
   if (disowned()) return {};
+  if (fleet_ && !fleet_->leads()) {
+    // Rank 0 makes and removes them, and only the directory tells. Without versions_mutex_, which the commit thread may
+    // hold over syncs.
+    const auto catalog = scan_catalog(*fs_, options_.path);
+    if (catalog) return catalog->counting();
+    log_.warn("the checkpoints could not be listed, those known before are answered: {}", catalog.error().to_string());
+  }
   std::lock_guard lock(mutex_);
   return counting_;
 }

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -25,6 +26,7 @@
 #include "commit/version_store.hpp"
 #include "device/devices.hpp"
 #include "engine/pipeline.hpp"
+#include "engine/share_replicas.hpp"
 #include "engine/shared_facts.hpp"
 #include "engine/voyage.hpp"
 #include "os/clock.hpp"
@@ -123,6 +125,7 @@ class Engine::Impl {
     bool began = false;
     std::set<std::string> placed;  // by attempts that failed: each must be overwritten by the one that succeeds
     std::optional<Error> refusal;  // of the caller: ends the restore, even where it looks like damage
+    std::function<void()> on_progress = [] {};
   };
   [[nodiscard]] Status place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
                                      Placing& placing);
@@ -146,13 +149,14 @@ class Engine::Impl {
   std::mutex versions_mutex_;
   std::unique_ptr<VersionStore> versions_;
 
-  IndexLedger ledger_;  // of the commit thread
+  ReplicaShares replica_shares_;  // of the trainer's thread
+  IndexLedger ledger_;            // of the commit thread
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   std::deque<std::shared_ptr<Voyage>> to_plan_;
   std::deque<std::shared_ptr<Voyage>> active_;  // by step; front commits first
-  std::vector<VersionInfo> counting_;           // versions that count, oldest first
+  std::vector<VersionInfo> counting_;           // versions that count, oldest first; only rank 0 follows them
   std::vector<CatalogEntry> unreadable_;        // versions whose manifest could not be read
   std::optional<std::uint64_t> last_step_;      // saved or restored by this engine
   std::optional<Attempt> attempt_;
@@ -168,7 +172,7 @@ class Engine::Impl {
   std::uint64_t turns_owed_ = 0;    // of rank 0: steps that have ended, without a new turn for them yet
   std::stop_source turn_wait_;      // ends the wait for a turn of an attempt that is over
   bool closed_ = false;
-  std::uint64_t replicas_compared_ = 0;  // list_of_replicas() that a commit under this attempt has shown to be alike
+  std::uint64_t replicas_compared_ = 0;  // ReplicaShares::list() that a commit under this attempt has shown to be alike
   bool told_pool_ = false;               // of the commit thread
   bool pipeline_stopped_ = false;
 

@@ -64,14 +64,6 @@ class Digesting {
 
 }  // namespace
 
-std::uint64_t list_of_replicas(const State& state) {
-  std::uint64_t list = 0;
-  for (const Tensor& tensor : state.tensors) {
-    if (tensor.shard && tensor.shard->replicas > 1) list += digest64(std::as_bytes(std::span(tensor.name))) | 1;
-  }
-  return list;
-}
-
 Result<ReplicaDigestsOfRank> digest_replicas(const State& state, Devices& devices) {
   return Digesting(state, devices).run();
 }

@@ -17,10 +17,6 @@ namespace slackwater {
 // By replica group: name of the box, as files have it, and digest of dtype, box and bytes; in the order of the names.
 using ReplicaDigestsOfRank = std::map<std::string, std::vector<std::pair<std::string, Digest128>>>;
 
-// Which tensors these are, in any order: another number as soon as one comes or goes, as the state of an optimizer does
-// at its first step. 0: there are none.
-[[nodiscard]] std::uint64_t list_of_replicas(const State& state);
-
 // Waits for the device where tensors lie on one. Needs check_state() to have passed.
 [[nodiscard]] Result<ReplicaDigestsOfRank> digest_replicas(const State& state, Devices& devices);
 

@@ -84,17 +84,21 @@ Status Engine::Impl::place_version(const CatalogEntry& entry, const RestoreOptio
     placing.refusal = error;
     return fail(std::move(error));
   };
+  placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const ReaderParts parts{.fs = fs_.get(),
                           .pool = idle_pool(),
                           .devices = &devices_,
-                          .viewer = Viewer{.rank = options_.rank, .world = options_.world}};
+                          .viewer = Viewer{.rank = options_.rank, .world = options_.world},
+                          .on_progress = placing.on_progress};
   const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
                                  .log = options_.log};
   SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
+  placing.on_progress();
   auto targets = plan(checkpoint);
+  placing.on_progress();
   if (!targets) return refuse(std::move(targets).error());
   if (const auto left = not_covered(placing.placed, *targets)) {
     return refuse(
@@ -146,12 +150,12 @@ void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catal
 }
 
 Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
-  std::lock_guard lock(mutex_);
-  for (const VersionInfo& version : counting_) {
+  const std::vector<VersionInfo> known = versions();
+  for (const VersionInfo& version : known) {
     if (version.step == step) return VersionName{version.step, version.attempt};
   }
   return fail(ErrorKind::kNotFound,
-              fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(counting_)), options_.path);
+              fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(known)), options_.path);
 }
 
 Status Engine::Impl::pin(std::uint64_t step) {

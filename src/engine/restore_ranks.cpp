@@ -12,7 +12,9 @@ namespace slackwater {
 Result<std::optional<Restored>> Engine::Impl::restore_together(const RestoreOptions& options, const Plan& plan) {
   using Agreement = RestoreAgreement;
   SW_TRY(fleet_->gather({}));
-  Agreement agreement(*fleet_, *coordinator_, restores_++);
+  const std::uint64_t round = restores_++;
+  SignsOfLife signs(*coordinator_, *clock_, options_.rank, options_.commit_timeout, round);
+  Agreement agreement(*fleet_, *coordinator_, signs, round);
 
   const auto catalog = [&] {
     std::lock_guard lock(versions_mutex_);
@@ -28,6 +30,7 @@ Result<std::optional<Restored>> Engine::Impl::restore_together(const RestoreOpti
   }
 
   Placing placing;
+  placing.on_progress = [&] { signs.show(); };
   std::size_t told = 0;  // damages already in the log
   SW_ASSIGN(Agreement::Choice choice, agreement.begin(offer));
   for (;;) {

@@ -18,10 +18,8 @@ namespace {
 
 bool is_replica(const Tensor& tensor) { return tensor.shard && tensor.shard->replicas > 1; }
 
-struct Rows {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-};
+using Rows = ReplicaShares::Rows;
+using Cut = ReplicaShares::Cut;
 
 // The dimension a tensor is cut in.
 std::size_t row_dimension(const Tensor& tensor) {
@@ -51,18 +49,22 @@ struct Line {
 
 class Sharing {
  public:
-  explicit Sharing(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+  explicit Sharing(std::span<const Tensor> tensors) : tensors_(tensors) {}
 
-  std::vector<Tensor> run() {
+  std::vector<Cut> run() {
     put_in_order();
     lay_out();
+    std::vector<Cut> cuts;
+    cuts.reserve(places_.size());
     for (const Place& place : places_) {
       const Tensor& tensor = tensors_[place.stored];
       const std::size_t dimension = row_dimension(tensor);
       const std::int64_t rows = dimension < tensor.shape.size() ? tensor.shape[dimension] : 1;
-      shares_.push_back(place.line->share(place.begin, *packed_bytes(tensor.dtype, tensor.shape), rows));
+      cuts.push_back({place.tensor, tensors_[place.tensor].data,
+                      place.line->share(place.begin, *packed_bytes(tensor.dtype, tensor.shape), rows)});
     }
-    return take();
+    std::ranges::sort(cuts, {}, &Cut::tensor);
+    return cuts;
   }
 
  private:
@@ -109,47 +111,61 @@ class Sharing {
     }
   }
 
-  std::vector<Tensor> take() {
-    std::vector<bool> dropped(tensors_.size());
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      const std::uint32_t index = places_[i].tensor;
-      dropped[index] = shares_[i].begin == shares_[i].end;
-      if (!dropped[index]) narrow(tensors_[index], shares_[i]);
-    }
-    std::vector<Tensor> own;
-    own.reserve(tensors_.size() - static_cast<std::size_t>(std::ranges::count(dropped, true)));
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (!dropped[i]) own.push_back(std::move(tensors_[i]));
-    }
-    return own;
-  }
-
-  static void narrow(Tensor& tensor, const Rows& rows) {
-    const std::size_t dimension = row_dimension(tensor);
-    if (dimension == tensor.shape.size()) return;  // one element: all or nothing
-    std::int64_t stride = 1;
-    if (tensor.strides.empty()) {
-      for (std::size_t d = dimension + 1; d < tensor.shape.size(); ++d) stride *= tensor.shape[d];
-    } else {
-      stride = tensor.strides[dimension];
-    }
-    tensor.data = static_cast<const std::byte*>(tensor.data) +
-                  rows.begin * stride * static_cast<std::int64_t>(item_bytes(tensor.dtype));
-    tensor.shape[dimension] = rows.end - rows.begin;
-    tensor.shard->offset[dimension] += rows.begin;
-  }
-
-  std::vector<Tensor> tensors_;
+  const std::span<const Tensor> tensors_;
   std::vector<Place> places_;  // of the replicas that are not empty, in order
   std::unordered_map<std::string_view, Line> lines_;
-  std::vector<Rows> shares_;  // by place
 };
+
+void narrow(Tensor& tensor, const Rows& rows) {
+  const std::size_t dimension = row_dimension(tensor);
+  if (dimension == tensor.shape.size()) return;  // one element: all or nothing
+  std::int64_t stride = 1;
+  if (tensor.strides.empty()) {
+    for (std::size_t d = dimension + 1; d < tensor.shape.size(); ++d) stride *= tensor.shape[d];
+  } else {
+    stride = tensor.strides[dimension];
+  }
+  tensor.data = static_cast<const std::byte*>(tensor.data) +
+                rows.begin * stride * static_cast<std::int64_t>(item_bytes(tensor.dtype));
+  tensor.shape[dimension] = rows.end - rows.begin;
+  tensor.shard->offset[dimension] += rows.begin;
+}
 
 }  // namespace
 
-std::vector<Tensor> share_replicas(std::vector<Tensor> tensors) {
-  if (std::ranges::none_of(tensors, is_replica)) return tensors;
-  return Sharing(std::move(tensors)).run();
+bool ReplicaShares::study(const State& state) {
+  if (knows(state)) return false;
+  Known found{.structure = state.structure, .tensor_count = state.tensors.size(), .list = 0, .cuts = {}};
+  for (const Tensor& tensor : state.tensors) {
+    if (is_replica(tensor)) found.list += digest64(std::as_bytes(std::span(tensor.name))) | 1;
+  }
+  if (found.list != 0) found.cuts = Sharing(state.tensors).run();
+  known_ = std::move(found);
+  return true;
+}
+
+// At other addresses other tensors may be tied.
+bool ReplicaShares::knows(const State& state) const {
+  if (!state.structure || state.structure != known_.structure || state.tensors.size() != known_.tensor_count)
+    return false;
+  return std::ranges::all_of(known_.cuts, [&](const Cut& cut) { return state.tensors[cut.tensor].data == cut.data; });
+}
+
+std::vector<Tensor> ReplicaShares::take(std::vector<Tensor> tensors) const {
+  if (known_.cuts.empty()) return tensors;
+  auto cut = known_.cuts.begin();
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (cut != known_.cuts.end() && cut->tensor == i) {
+      const Rows rows = (cut++)->rows;
+      if (rows.begin == rows.end) continue;
+      narrow(tensors[i], rows);
+    }
+    if (kept != i) tensors[kept] = std::move(tensors[i]);
+    ++kept;
+  }
+  tensors.resize(kept);
+  return tensors;
 }
 
 }  // namespace slackwater

@@ -28,7 +28,7 @@ struct Voyage {
   std::shared_ptr<Snapshot::Impl> snapshot;
   State state;  // with the tensors this rank writes
   Capture captured;
-  std::uint64_t replicas = 0;            // list_of_replicas()
+  std::uint64_t replicas = 0;            // ReplicaShares::list()
   ReplicaDigestsOfRank replica_digests;  // none once these replicas have been compared
 
   // Set by the plan thread.

@@ -1,5 +1,6 @@
 #include "slackwater/checkpoint.hpp"
 
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -23,6 +24,7 @@ struct Checkpoint::Impl {
   std::unique_ptr<Pool> own_pool;  // made at the first read, when none was lent
   Pool* pool = nullptr;
   Devices* devices = nullptr;
+  std::function<void()> on_progress;  // may be empty
   std::unique_ptr<Device> host = make_host_device();
   std::string root;
   VersionInfo version;
@@ -143,6 +145,7 @@ Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& roo
   impl->fs = parts.fs;
   impl->pool = parts.pool;
   impl->devices = parts.devices;
+  impl->on_progress = parts.on_progress;
   impl->root = root;
   impl->options = options;
   impl->version = version;
@@ -220,7 +223,10 @@ Status Checkpoint::read(std::span<const Target> targets) {
     if (!damage) damage = describe_damage(bad, plan);
     return false;
   };
-  const Status status = reader.run(files, units, place, keep_first);
+  const auto go_on = [&](std::uint64_t) {
+    if (impl_->on_progress) impl_->on_progress();
+  };
+  const Status status = reader.run(files, units, place, keep_first, go_on);
   if (damage) return damaged(std::move(*damage));
   return status;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from torch import nn
 
 Make = Callable[..., sw.Checkpointer]
 SaveOnce = Callable[..., Path]
+
+
+class Handmade:
+    """No plain value: it is pickled, or refused."""
 
 
 @pytest.fixture
@@ -49,11 +55,38 @@ def test_tree_is_the_whole_state(saved: Path) -> None:
     assert type(tree["a"]) is np.ndarray
 
 
-def test_load_of_a_part(saved: Path) -> None:
+def test_load_of_a_part_gives_that_and_nothing_else(saved: Path) -> None:
     loaded = sw.load(saved, only=["m.weight", "a"])
+    assert list(loaded) == ["m", "a"]
     assert list(loaded["m"]) == ["weight"]
-    assert loaded["list"] == [None, 5]
     assert loaded["a"].tolist() == [0, 1, 2]
+    assert sw.load(saved, only="n") == {"n": {"epoch": 4}} == sw.load(saved, only="n.e*")
+    assert sw.load(saved, only="list.1") == {"list": [None, 5]}
+    assert [*map(type, sw.load(saved, only="list.0")["list"])] == [torch.Tensor, type(None)]
+    assert sw.load(saved, only="absent") == {}
+
+
+def test_parts_of_all_kinds_of_containers(save_once: SaveOnce) -> None:
+    Pair = collections.namedtuple("Pair", "left right")
+    optim = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    state = {
+        "o": optim,
+        "ordered": collections.OrderedDict(a=1, b=2),
+        "numbers": {1: torch.ones(1), "1": torch.zeros(1)},
+        "pair": Pair(1, (2, 3)),
+        "space": types.SimpleNamespace(x=1, y=2),
+        "empty": {},
+        "gone": Handmade(),
+    }
+    saved = save_once(state, allow_pickle=True)
+    only = ["o.param_groups.0.lr", "ordered.b", "numbers.1", "pair.1.1", "space.x", "empty"]
+    loaded = sw.load(saved, only=only)  # what is pickled is not asked for, and not unpickled
+    assert loaded["o"] == {"param_groups": [{"lr": 0.5}]}
+    assert loaded["ordered"] == collections.OrderedDict(b=2) and type(loaded["ordered"]) is collections.OrderedDict
+    assert list(loaded["numbers"]) == [1]
+    assert tuple(loaded["pair"]) == (None, (None, 3)) and loaded["pair"]._fields == ("left", "right")
+    assert loaded["space"] == types.SimpleNamespace(x=1)
+    assert loaded["empty"] == {} and "gone" not in loaded
 
 
 def test_load_of_a_step(make: Make, path: Path) -> None:

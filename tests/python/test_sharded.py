@@ -175,6 +175,55 @@ def test_ddp_writes_every_byte_once_and_all_ranks_write_the_same_share(tmp_path:
     assert torch.equal(optim.state[model[3].weight]["exp_avg_sq"], saved["optim.state.6.exp_avg_sq"])
 
 
+DDP_BUFFERS = """
+def model(**options):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    return DistributedDataParallel(net, **options)
+
+def hooked(**options):
+    net = model(**options)
+    net.register_state_dict_pre_hook(lambda *_: None)  # goes through state_dict(), which hands out other tensors
+    return net
+
+def main(rank):
+    for turn, ranks in enumerate(turns(rank, 3, 3, 2)):
+        for name in ("plain", "hooked", "own"):
+            torch.manual_seed(turn)
+            net = (hooked if name == "hooked" else model)(forward_sync_buffers=name != "own")
+            with checkpointer(name) as ckpt:
+                if turn == 0:
+                    net(torch.randn(8, 4) * (rank + 1))  # statistics of its own batch
+                    ckpt.save(1, {"model": net})
+                elif name == "own" and ranks == 2:
+                    try:
+                        ckpt.restore({"model": net})
+                    except sw.MismatchError as error:
+                        assert "'model.1.running_mean'" in str(error) and "model.1.weight" not in str(error), error
+                    else:
+                        raise AssertionError("buffers that each rank has its own of")
+                else:
+                    assert ckpt.restore({"model": net}) == 1
+            torch.save(dict(net.module.state_dict()), f"{path}/{name}-{turn}-{rank}.pt")
+"""
+
+
+def test_buffers_below_ddp_are_those_of_rank_0_on_any_number_of_ranks(tmp_path: Path) -> None:
+    run(DDP_BUFFERS, 3, tmp_path)
+    for name in ("plain", "hooked"):
+        first, second = (torch.load(tmp_path / f"{name}-0-{rank}.pt") for rank in (0, 1))
+        assert first["1.num_batches_tracked"] == 1
+        assert not torch.equal(first["1.running_mean"], second["1.running_mean"])
+        assert same(on_disk(tmp_path / name), {f"model.{key}": tensor for key, tensor in first.items()})
+        for turn, ranks in ((1, 3), (2, 2)):
+            assert all(same(torch.load(tmp_path / f"{name}-{turn}-{rank}.pt"), first) for rank in range(ranks))
+    for rank in range(3):  # without the broadcast each rank's buffers are its own
+        assert same(torch.load(tmp_path / f"own-1-{rank}.pt"), torch.load(tmp_path / f"own-0-{rank}.pt"))
+    alone = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    with sw.Checkpointer(tmp_path / "plain", pool="2MiB", slab="1MiB") as ckpt:
+        assert ckpt.restore({"model": alone}) == 1
+    assert same(dict(alone.state_dict()), first)
+
+
 RANK_LOCAL = """
 def main(rank):
     for ranks in turns(rank, 2, 3):

@@ -138,12 +138,27 @@ def dtensor_like(tensor: Any, dtype: Any, device: Any) -> Any:
 
 def ddp_parameters(module: Module, world: int) -> Iterator[Tensor]:
     """Parameters below that DistributedDataParallel keeps equal on all ranks."""
+    for layer in _ddp_layers(module, world):
+        yield from _heeded(layer, layer.module.named_parameters())
+
+
+def ddp_buffers(module: Module, world: int) -> Iterator[Tensor]:
+    """Buffers below that DistributedDataParallel takes from rank 0 before every forward: those of other ranks, such as
+    statistics of their own batches, are overwritten there."""
+    for layer in _ddp_layers(module, world):
+        if layer.broadcast_buffers and not hasattr(layer, "buffer_hook"):
+            yield from _heeded(layer, layer.module.named_buffers())
+
+
+def _ddp_layers(module: Module, world: int) -> Iterator[Any]:
     for layer in module.modules():
         if isinstance(layer, DistributedDataParallel) and layer.process_group.size() == world:
-            ignored = layer.parameters_to_ignore
-            for name, parameter in layer.module.named_parameters():
-                if name not in ignored and not is_dtensor(parameter):
-                    yield parameter
+            yield layer
+
+
+def _heeded(layer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]:
+    ignored = layer.parameters_to_ignore
+    return (tensor for name, tensor in named if name not in ignored and not is_dtensor(tensor))
 
 
 def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> Iterator[Tensor]:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..boxes import Box
 from ..errors import UnsupportedError
 from ..memory import SIZES, Memory, unknown_dtype
-from .torch_ranks import ddp_parameters, dtensor_like, is_distributed, is_dtensor, replicated_state
+from .torch_ranks import ddp_buffers, ddp_parameters, dtensor_like, is_distributed, is_dtensor, replicated_state
 
 Tensor = torch.Tensor
 Module = torch.nn.Module

@@ -387,6 +387,29 @@ TEST_F(RanksTest, OnlyRankZeroDeletesAndRanksAreCounted) {
   EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
 }
 
+// Through a store, so that no rank lists a directory for messages.
+TEST_F(RanksTest, OnlyRankZeroListsTheDirectoryAtACommitAndTheOthersWhenTheyAreAsked) {
+  const auto store = std::make_shared<MemoryStore>();
+  start(3, [&](Options& options) { options.store = store; });
+  commit_all(1);
+  commit_all(2);
+  for (const auto& rank : ranks_) ASSERT_TRUE(rank->engine->wait(Level::kCommitted));
+  std::vector<std::uint64_t> listings;
+  for (const auto& rank : ranks_) listings.push_back(rank->fs->count(FsCall::kList));
+  commit_all(3);
+  for (const auto& rank : ranks_) ASSERT_TRUE(rank->engine->wait(Level::kCommitted));
+  EXPECT_GT(ranks_[0]->fs->count(FsCall::kList), listings[0]);
+  for (const std::uint32_t member : {1u, 2u}) {
+    EXPECT_EQ(ranks_[member]->fs->count(FsCall::kList), listings[member]) << "rank " << member;
+    EXPECT_EQ(steps(*ranks_[member]->engine), (Steps{2, 3}));  // without the one that rank 0 has removed
+  }
+  ASSERT_TRUE(ranks_[0]->engine->remove(2));
+  EXPECT_EQ(steps(*ranks_[1]->engine), (Steps{3}));
+  EXPECT_EQ(ranks_[1]->engine->pin(2).error().kind, ErrorKind::kNotFound);
+  ASSERT_TRUE(ranks_[1]->engine->pin(3));
+  EXPECT_TRUE(ranks_[2]->engine->versions().back().pinned);
+}
+
 TEST_F(RanksTest, ThroughAStoreAllIsTheSameAndNothingStaysThere) {
   const auto store = std::make_shared<MemoryStore>();
   const auto through_store = [&](Options& options) { options.store = store; };

@@ -26,12 +26,21 @@ Tensor replica_of(const std::string& name, const Shape& shape, std::uintptr_t ad
           .shard = Shard{.global_shape = shape, .offset = Shape(shape.size()), .replica_group = group}};
 }
 
-std::vector<Tensor> share_of(std::vector<Tensor> tensors, std::uint32_t replica, std::uint32_t replicas) {
+State state_of(std::vector<Tensor> tensors, std::uint32_t replica, std::uint32_t replicas) {
   for (Tensor& tensor : tensors) {
     tensor.shard->replica = replica;
     tensor.shard->replicas = replicas;
   }
-  return share_replicas(std::move(tensors));
+  return {.tensors = std::move(tensors)};
+}
+
+std::vector<Tensor> share_of(State state) {
+  ReplicaShares shares;
+  EXPECT_TRUE(shares.study(state));
+  return shares.take(std::move(state.tensors));
+}
+std::vector<Tensor> share_of(std::vector<Tensor> tensors, std::uint32_t replica, std::uint32_t replicas) {
+  return share_of(state_of(std::move(tensors), replica, replicas));
 }
 
 std::uint64_t bytes_in(const std::vector<Tensor>& tensors) {
@@ -174,10 +183,55 @@ TEST(ShareReplicas, WhatIsNoReplicaStaysAsItIs) {
   Tensor local = replica_of("local", {10});
   local.shard.reset();
   Tensor alone = replica_of("alone", {10});
-  const std::vector<Tensor> own = share_replicas({local, alone});
+  const std::vector<Tensor> own = share_of({.tensors = {local, alone}});
   ASSERT_EQ(own.size(), 2u);
   EXPECT_EQ(own[0].shape, (Shape{10}));
   EXPECT_EQ(own[1].shape, (Shape{10}));
+}
+
+void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].name, b[i].name);
+    EXPECT_EQ(a[i].data, b[i].data) << a[i].name;
+    EXPECT_EQ(a[i].shape, b[i].shape) << a[i].name;
+    EXPECT_EQ(a[i].shard->offset, b[i].shard->offset) << a[i].name;
+  }
+}
+
+TEST(ShareReplicas, AStructureThatStaysIsNotWorkedOutAgain) {
+  State state = state_of(gpt(4, 64), 1, 3);
+  const std::vector<Tensor> expected = share_of(state);
+  ReplicaShares shares;
+  EXPECT_TRUE(shares.study(state));
+  EXPECT_TRUE(shares.study(state)) << "nobody says that it is the same";
+  state.structure = std::make_shared<int>();
+  EXPECT_TRUE(shares.study(state));
+  const std::uint64_t list = shares.list();
+  for (int save = 0; save < 3; ++save) {
+    EXPECT_FALSE(shares.study(state));
+    EXPECT_EQ(shares.list(), list);
+    expect_same(shares.take(state.tensors), expected);
+  }
+  state.structure = std::make_shared<int>();
+  state.tensors.pop_back();
+  EXPECT_TRUE(shares.study(state));
+  EXPECT_NE(shares.list(), list);
+  expect_same(shares.take(state.tensors), share_of(state));
+}
+
+TEST(ShareReplicas, TensorsThatMovedMayBeTiedOtherwiseAndAreSharedAnew) {
+  State state = state_of({replica_of("head", {1000, 8}), replica_of("embedding", {1000, 8})}, 0, 4);
+  state.structure = std::make_shared<int>();
+  ReplicaShares shares;
+  EXPECT_TRUE(shares.study(state));
+  EXPECT_EQ(bytes_in(shares.take(state.tensors)), 2 * 1000 * 8 * 4 / 4);  // a quarter of both, which are one
+  state.tensors[1].data = static_cast<const char*>(state.tensors[1].data) + (1 << 20);
+  EXPECT_TRUE(shares.study(state));
+  const std::vector<Tensor> own = shares.take(state.tensors);
+  ASSERT_EQ(own.size(), 1u);
+  EXPECT_EQ(bytes_in(own), 2 * 1000 * 8 * 4 / 4);  // half of one
+  EXPECT_FALSE(shares.study(state));
 }
 
 TEST(DigestValues, MembersOfTheStateThatPythonWrote) {

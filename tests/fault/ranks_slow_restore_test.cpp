@@ -1,0 +1,119 @@
+// A restore in which one rank takes many time-outs to read its part: waited for while it comes further, named when it does not. On a
+// clock that stands still until the test moves it.
+#include <functional>
+
+#include "fault/ranks_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
+ protected:
+  void SetUp() override { run_.commit_all(1); }
+
+  // All ranks restore; the slow one moves the clock while it plans, and then hangs in its first read.
+  void begin(double timeouts) {
+    slow().fs->hang(FsCall::kQueueRead, {.path = ".safetensors"});
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      threads_.emplace_back([this, rank, timeouts] {
+        const Engine::Plan plan = [&, place = run_[rank].state.plan()](const Checkpoint& checkpoint) {
+          if (rank == slow_) {
+            until([&] { return said("restore-verdicts") == verdicts_without(GetParam()); });
+            move(run_.clock, timeouts);
+          }
+          return place(checkpoint);
+        };
+        results_[rank] = run_[rank].engine->restore({}, plan);
+        ++ended_;
+      });
+    }
+    slow().fs->wait_hung(1);
+  }
+  void end() {
+    slow().fs->release_hung();
+    threads_.clear();
+  }
+  // Files in the boxes of this name: a message each, but for what is just being written.
+  [[nodiscard]] std::size_t said(const std::string& box) const {
+    std::size_t messages = 0;
+    std::error_code gone;
+    for (const auto& session : std::filesystem::directory_iterator(directory_ / "run/.slackwater", gone)) {
+      if (!session.is_directory()) continue;
+      for (const auto& each : std::filesystem::recursive_directory_iterator(session.path(), gone)) {
+        const std::string path = each.path();
+        if (path.find("/" + box) != std::string::npos && each.is_regular_file(gone) && !path.ends_with(".tmp"))
+          ++messages;
+      }
+    }
+    return messages;
+  }
+  static void until(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        ADD_FAILURE() << "it hangs";
+        return;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  // Messages of the ranks that have placed their part and wait: rank 0 sends none, and a speaker waits for its group.
+  [[nodiscard]] static std::size_t verdicts_without(Role slow) {
+    switch (slow) {
+      case Role::kLeader: return 3;
+      case Role::kSpeaker: return 2;
+      case Role::kMember: return 1;
+    }
+    return 0;
+  }
+  Rank& slow() { return run_[slow_]; }
+
+  TempDir directory_{TempDir::in_memory()};
+  Ranks run_{directory_ / "run", 1};
+  const std::uint32_t slow_ = rank_of(GetParam());
+  std::vector<Result<std::optional<Restored>>> results_ =
+      std::vector<Result<std::optional<Restored>>>(kWorld, std::optional<Restored>());
+  std::atomic<std::uint32_t> ended_{0};
+  std::vector<std::jthread> threads_;  // ended before the rest
+};
+
+INSTANTIATE_TEST_SUITE_P(Roles, RanksSlowRestoreTest, ::testing::ValuesIn(kRoles),
+                         [](const auto& each) { return std::string(to_string(each.param)); });
+
+TEST_P(RanksSlowRestoreTest, IsWaitedForAsLongAsItComesFurther) {
+  // Each move alone is less than the shortest wait for this rank, and both together are more than the longest.
+  const double timeouts = GetParam() == Role::kLeader ? 2.0 : 0.9;
+  begin(timeouts);
+  until([&] { return said("restore-signs") >= kWorld; });  // its own, and of each that has seen one
+  move(run_.clock, timeouts);
+  end();
+  for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+    ASSERT_TRUE(results_[rank]) << "rank " << rank << ": " << results_[rank].error().to_string();
+    ASSERT_TRUE(*results_[rank]);
+    EXPECT_EQ((*results_[rank])->version.step, 1u);
+    EXPECT_EQ(run_[rank].state.number(), run_[rank].content_of(1));
+    EXPECT_EQ(run_[rank].state.difference(), std::nullopt);
+  }
+  run_.commit_all(2);
+}
+
+TEST_P(RanksSlowRestoreTest, IsNamedWhenItHangs) {
+  begin(0);
+  until([&] {
+    move(run_.clock, 0.01);
+    return ended_ == kWorld - 1;
+  });
+  end();
+  // What rank 3 says reaches rank 0 through the speaker of its group.
+  const std::string silent = GetParam() == Role::kSpeaker ? "ranks 2, 3" : "rank " + std::to_string(slow_);
+  for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+    if (rank == slow_) continue;
+    ASSERT_FALSE(results_[rank]);
+    EXPECT_EQ(results_[rank].error().kind, ErrorKind::kTimeout);
+    const std::string& message = results_[rank].error().message;
+    EXPECT_NE(message.find(silent + " did not say"), std::string::npos) << message;
+  }
+}
+
+}  // namespace
+}  // namespace slackwater::test
