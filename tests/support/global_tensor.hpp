@@ -32,9 +32,9 @@ struct GlobalTensor {
   OwnedTensor whole;
 
   // The packed bytes of a box.
-  [[nodiscard]] std::vector<std::byte> cut(const Box& box) const {
+  [[nodiscard]] Bytes cut(const Box& box) const {
     const std::size_t item = item_bytes(whole.dtype);
-    std::vector<std::byte> bytes;
+    Bytes bytes;
     for_each_row(box.shape, [&](const std::vector<std::int64_t>& index, std::int64_t length) {
       std::int64_t at = 0;
       for (std::size_t d = 0; d < index.size(); ++d) at = at * whole.shape[d] + box.offset[d] + index[d];
