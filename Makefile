@@ -95,7 +95,7 @@ test-tsan: packages  ## tests of concurrency under ThreadSanitizer
 test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a few seconds
 	@$(call section,Fuzzing)
 	@scripts/system_packages.sh fuzz || true
-	$(PYTHON) scripts/fuzz.py --seconds 45 --optional
+	$(PYTHON) scripts/fuzz.py --seconds 25 --optional
 
 .PHONY: test-python
 test-python: build  ## Python tests, against the installed package and the simulated CUDA driver

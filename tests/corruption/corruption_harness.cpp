@@ -10,6 +10,7 @@
 #include "commit/catalog.hpp"
 #include "commit/record.hpp"
 #include "restore/checkpoint_reader.hpp"
+#include "support/bytes.hpp"
 #include "support/effort.hpp"
 #include "support/file_bytes.hpp"
 #include "support/write_checkpoint.hpp"

@@ -11,7 +11,7 @@ namespace slackwater::test {
 namespace {
 
 TEST(CrashTest, NothingCommittedIsLostByAPowerCutBehindAnyOperation) {
-  const CrashEffort effort{.stride = kSanitized ? 5u : 1u,
+  const CrashEffort effort{.stride = kSanitized ? 9u : 1u,
                            .samples = static_cast<std::size_t>(test::effort("SLACKWATER_CRASH_SAMPLES", 4))};
   std::vector<CrashTally> tallies;
   for (const NamedScenario& scenario : crash_scenarios()) {
@@ -19,7 +19,7 @@ TEST(CrashTest, NothingCommittedIsLostByAPowerCutBehindAnyOperation) {
     for (const std::string& finding : tallies.back().findings) ADD_FAILURE() << scenario.name << ": " << finding;
   }
   const std::size_t restarts = test::effort("SLACKWATER_CRASH_RESTARTS", 1);
-  tallies.push_back(crash_again(crash_scenarios(), restarts, {.stride = kSanitized ? 15u : 5u, .samples = 2}));
+  tallies.push_back(crash_again(crash_scenarios(), restarts, {.stride = kSanitized ? 27u : 5u, .samples = 2}));
   for (const std::string& finding : tallies.back().findings) ADD_FAILURE() << "cut again: " << finding;
   std::fputs(("\nPower cuts, seed " + std::to_string(harness_seed()) + "\n" + table_of(tallies)).c_str(), stdout);
   std::fflush(stdout);

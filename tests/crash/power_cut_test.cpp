@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "support/aligned_buffer.hpp"
+#include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
 #include "support/power_cut_file_system.hpp"
 #include "support/temp_dir.hpp"

@@ -7,8 +7,6 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,6 +19,7 @@
 
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
+#include "support/file_bytes.hpp"
 #include "support/pattern_state.hpp"
 #include "support/temp_dir.hpp"
 
@@ -253,8 +252,7 @@ class Ranks {
     const std::string path = entry.path();
     const auto named = [&](const std::string& word) { return path.find(word) != std::string::npos; };
     if (!entry.is_regular_file() || std::ranges::none_of(words, named)) continue;
-    std::ifstream stream(path, std::ios::binary);
-    files[path] = {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+    files[path] = read_file_text(path);
   }
   return files;
 }

@@ -7,6 +7,7 @@
 #include "commit/index.hpp"
 #include "hostile_fixture.hpp"
 #include "layout/safetensors_header.hpp"
+#include "support/effort.hpp"
 
 namespace slackwater {
 namespace {
@@ -49,7 +50,8 @@ TEST_F(BombsTest, AManifestOfManyLevelsIsRefused) {
 
 TEST_F(BombsTest, AManifestOfManySmallValuesIsRefusedBeforeTheyFillTheMemory) {
   test::write_file_text(in_version(kManifestName), seal_json_text("{\"a\":[" + repeated("0,", kMaxJsonValues) + "0]"));
-  expect_refused(kManifestName, "more than 4000000 values");
+  EXPECT_THAT(read_step(2).error().to_string(), HasSubstr("more than 4000000 values"));
+  if (!test::kSanitized) expect_refused(kManifestName, "more than 4000000 values");  // which reads it five times
 }
 
 TEST_F(BombsTest, AManifestWithTheSameKeyTwiceIsRefused) {
@@ -79,8 +81,10 @@ TEST_F(BombsTest, SparseFilesOfATebibyteAreRefusedUnread) {
 
 TEST_F(BombsTest, ARecordOfAHundredThousandFilesTakesNoSquareOfThem) {
   Record record = test::must(parse_record(test::read_file_text(in_version(kRecord)), "record"));
-  for (int i = 0; i < 100'000; ++i) record.files.push_back({fmt::format("rank-00000-{}.safetensors", i + 1), 0, 0, {}});
-  EXPECT_EQ(test::must(parse_record(serialize(record), "record")).files.size(), 100'001u);
+  const std::size_t many = test::kSanitized ? 10'000 : 100'000;
+  for (std::size_t i = 0; i < many; ++i)
+    record.files.push_back({fmt::format("rank-00000-{}.safetensors", i + 1), 0, 0, {}});
+  EXPECT_EQ(test::must(parse_record(serialize(record), "record")).files.size(), many + 1);
   publish(serialize(record), record.files[0].size_bytes);
   expect_refused("rank-00000-1.safetensors", "missing");
   record.files.push_back(record.files.back());
@@ -135,7 +139,8 @@ TEST_F(BombsTest, AShapeThatFollowsItsShardsDoesNotUndoTheirCheck) {
 }
 
 TEST_F(BombsTest, ADirectoryFullOfStrangersIsListedInOneGo) {
-  for (int i = 0; i < 100'000; ++i) {
+  const int many = test::kSanitized ? 10'000 : 100'000;
+  for (int i = 0; i < many; ++i) {
     const int file = ::open(fmt::format("{}/{}{}", root(), i % 2 == 0 ? "x" : "step-x", i).c_str(),
                             O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
     ASSERT_GE(file, 0);
@@ -145,7 +150,7 @@ TEST_F(BombsTest, ADirectoryFullOfStrangersIsListedInOneGo) {
   const Outcome listed = command("ls " + root());
   EXPECT_EQ(listed.code, 0);
   EXPECT_LT(std::ranges::count(listed.err, '\n'), 30) << "a line for each would hide what matters";
-  EXPECT_THAT(listed.err, HasSubstr("49980 more like these"));
+  EXPECT_THAT(listed.err, HasSubstr(fmt::format("{} more like these", many / 2 - 20)));
 }
 
 TEST_F(BombsTest, ManyAttemptsWithoutTheirFilesTakeNoSquareOfThem) {

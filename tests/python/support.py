@@ -56,10 +56,14 @@ def python(code: str, *arguments: object, check: bool = True, **options: Any) ->
     return result
 
 
+# A shell starts its background jobs with SIGINT ignored, and what they start inherits that.
+_HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python program on its own, with pipes; ``python`` runs one to its end."""
+    """A Python program on its own, with pipes, that hears Ctrl-C; ``python`` runs one to its end."""
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        [sys.executable, "-c", _HEARS_CTRL_C + textwrap.dedent(code), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -180,12 +180,16 @@ ckpt.close()
 def test_ctrl_c_ends_waiting_promptly(call: str, outcome: str, path: Path) -> None:
     """wait() leaves the snapshot alone, close() gives it up."""
     process = start(ENDLESS, path, call)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert out == outcome + "\n", err
-    assert process.returncode == 0, err
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert out == outcome + "\n", err
+        assert process.returncode == 0, err
+    finally:
+        process.kill()
+        process.communicate()
 
 
 TRAINER = """

@@ -1,12 +1,9 @@
-// read_file and same_bytes: whole files in tests, read and compared in one piece each (byte by byte takes seconds under the
-// sanitizers).
+// read_file, read_file_text: whole files in tests, read in one piece (byte by byte takes seconds under the sanitizers).
 #pragma once
 
 #include <cstddef>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -21,8 +18,13 @@ namespace slackwater::test {
   return bytes;
 }
 
-[[nodiscard]] inline bool same_bytes(std::span<const std::byte> a, std::span<const std::byte> b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+// As text, of which a test changes something.
+[[nodiscard]] inline std::string read_file_text(const std::string& path) {
+  std::string text(std::filesystem::file_size(path), '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file) throw std::runtime_error("cannot read " + path);
+  return text;
 }
 
 }  // namespace slackwater::test

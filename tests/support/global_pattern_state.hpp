@@ -55,7 +55,7 @@ class GlobalPatternState {
       number_ = PatternState::number_in(checkpoint.tree());
       std::vector<Target> targets;
       for (Part& part : parts_) {
-        std::ranges::fill(part.bytes, std::byte{0});
+        part.bytes.assign(part.bytes.size(), std::byte{0});
         targets.push_back({.name = part.name,
                            .dtype = DType::kU8,
                            .shape = part.shape,

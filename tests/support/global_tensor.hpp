@@ -13,15 +13,16 @@
 
 namespace slackwater::test {
 
-// Calls `body(index)` for every element of a box of this shape, row by row.
+// Calls `body(index, length)` for every row of a box of this shape: the index of its first element, and how many there are.
 template <class Body>
-void for_each_element(const std::vector<std::int64_t>& shape, const Body& body) {
+void for_each_row(const std::vector<std::int64_t>& shape, const Body& body) {
   std::vector<std::int64_t> index(shape.size());
   for (const std::int64_t extent : shape)
     if (extent == 0) return;
+  const std::size_t outer = shape.empty() ? 0 : shape.size() - 1;
   for (;;) {
-    body(index);
-    std::size_t d = shape.size();
+    body(index, shape.empty() ? 1 : shape.back());
+    std::size_t d = outer;
     while (d > 0 && ++index[d - 1] == shape[d - 1]) index[--d] = 0;
     if (d == 0) return;
   }
@@ -31,14 +32,14 @@ struct GlobalTensor {
   OwnedTensor whole;
 
   // The packed bytes of a box.
-  [[nodiscard]] std::vector<std::byte> cut(const Box& box) const {
+  [[nodiscard]] Bytes cut(const Box& box) const {
     const std::size_t item = item_bytes(whole.dtype);
-    std::vector<std::byte> bytes;
-    for_each_element(box.shape, [&](const std::vector<std::int64_t>& index) {
+    Bytes bytes;
+    for_each_row(box.shape, [&](const std::vector<std::int64_t>& index, std::int64_t length) {
       std::int64_t at = 0;
       for (std::size_t d = 0; d < index.size(); ++d) at = at * whole.shape[d] + box.offset[d] + index[d];
-      const std::byte* const element = whole.bytes.data() + static_cast<std::size_t>(at) * item;
-      bytes.insert(bytes.end(), element, element + item);
+      const std::byte* const row = whole.bytes.data() + static_cast<std::size_t>(at) * item;
+      bytes.insert(bytes.end(), row, row + static_cast<std::size_t>(length) * item);
     });
     return bytes;
   }

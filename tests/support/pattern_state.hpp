@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +16,7 @@
 
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/engine.hpp"
+#include "support/bytes.hpp"
 
 namespace slackwater::test {
 
@@ -27,18 +27,12 @@ class PatternState {
     std::uint64_t size_bytes = 0;
   };
   explicit PatternState(const std::vector<Part>& parts) {
-    for (const Part& part : parts) tensors_.push_back({part.name, std::vector<std::byte>(part.size_bytes)});
+    for (const Part& part : parts) tensors_.push_back({part.name, Bytes(part.size_bytes)});
   }
 
   void fill(std::uint64_t number) {
     number_ = number;
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      std::vector<std::byte>& bytes = tensors_[i].bytes;
-      for (std::size_t at = 0; at < bytes.size(); at += 8) {
-        const std::uint64_t word = word_of(number, i, at);
-        std::memcpy(bytes.data() + at, &word, std::min<std::size_t>(8, bytes.size() - at));
-      }
-    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i) fill_pattern(tensors_[i].bytes, key_of(number, i));
   }
   [[nodiscard]] State state() const {
     State state;
@@ -57,7 +51,7 @@ class PatternState {
       number_ = number_in(checkpoint.tree());
       std::vector<Target> targets;
       for (Named& tensor : tensors_) {
-        std::ranges::fill(tensor.bytes, std::byte{0});
+        tensor.bytes.assign(tensor.bytes.size(), std::byte{0});
         targets.push_back({.name = tensor.name,
                            .dtype = DType::kU8,
                            .shape = {static_cast<std::int64_t>(tensor.bytes.size())},
@@ -76,16 +70,16 @@ class PatternState {
   // Where the bytes first differ from what number() asks for; nullopt: nowhere.
   [[nodiscard]] std::optional<std::string> difference() const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const std::vector<std::byte>& bytes = tensors_[i].bytes;
-      for (std::size_t at = 0; at < bytes.size(); at += 8) {
-        const std::uint64_t word = word_of(number_, i, at);
-        if (std::memcmp(bytes.data() + at, &word, std::min<std::size_t>(8, bytes.size() - at)) != 0)
-          return fmt::format("tensor '{}' differs from state {} at byte {}", tensors_[i].name, number_, at);
-      }
+      const Bytes& bytes = tensors_[i].bytes;
+      Bytes expected(bytes.size());
+      fill_pattern(expected, key_of(number_, i));
+      if (bytes == expected) continue;
+      const auto at = std::ranges::mismatch(bytes, expected).in1 - bytes.begin();
+      return fmt::format("tensor '{}' differs from state {} at byte {}", tensors_[i].name, number_, at);
     }
     return std::nullopt;
   }
-  [[nodiscard]] std::vector<std::byte>& bytes(std::size_t tensor) { return tensors_.at(tensor).bytes; }
+  [[nodiscard]] Bytes& bytes(std::size_t tensor) { return tensors_.at(tensor).bytes; }
 
   // 0 if the tree holds none.
   [[nodiscard]] static std::uint64_t number_in(std::string_view tree) {
@@ -100,13 +94,9 @@ class PatternState {
  private:
   struct Named {
     std::string name;
-    std::vector<std::byte> bytes;
+    Bytes bytes;
   };
-  static std::uint64_t word_of(std::uint64_t number, std::size_t tensor, std::size_t at) {
-    std::uint64_t word = (number * 0x100000001b3 + tensor) * 0x9e3779b97f4a7c15 + at;
-    word = (word ^ (word >> 29)) * 0xbf58476d1ce4e5b9;
-    return word ^ (word >> 32);
-  }
+  static std::uint64_t key_of(std::uint64_t number, std::size_t tensor) { return number * 0x100000001b3 + tensor; }
 
   std::vector<Named> tensors_;
   std::uint64_t number_ = 0;

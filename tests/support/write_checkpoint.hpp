@@ -6,7 +6,6 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,6 +18,8 @@
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/tensor.hpp"
+#include "support/bytes.hpp"
+#include "support/file_bytes.hpp"
 
 namespace slackwater::test {
 
@@ -36,17 +37,13 @@ struct OwnedTensor {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
-  std::vector<std::byte> bytes;
+  Bytes bytes;
 
   static OwnedTensor random(std::string name, DType dtype, std::vector<std::int64_t> shape, std::uint64_t seed = 1) {
     std::uint64_t size = item_bytes(dtype);
     for (const std::int64_t extent : shape) size *= static_cast<std::uint64_t>(extent);
-    std::vector<std::byte> bytes(size);
-    std::mt19937_64 generator(seed * 7919 + std::hash<std::string>{}(name));
-    for (std::uint64_t at = 0; at < size; at += sizeof(std::uint64_t)) {
-      const std::uint64_t word = generator();
-      std::memcpy(bytes.data() + at, &word, std::min<std::uint64_t>(sizeof word, size - at));
-    }
+    Bytes bytes(size);
+    fill_pattern(bytes, seed * 7919 + std::hash<std::string>{}(name));
     return {std::move(name), dtype, std::move(shape), std::move(bytes)};
   }
   [[nodiscard]] Tensor view() const { return {.name = name, .dtype = dtype, .shape = shape, .data = bytes.data()}; }
@@ -156,11 +153,6 @@ class CheckpointWriter {
 };
 
 // Files as tests damage them.
-inline std::string read_file_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 inline void write_file_text(const std::string& path, std::string_view text) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(text.data(), static_cast<std::streamsize>(text.size()));

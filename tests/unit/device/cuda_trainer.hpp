@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -19,16 +18,18 @@
 #include "device/device.hpp"
 #include "sim/driver_api.hpp"
 #include "sim/sim_cuda.h"
+#include "support/bytes.hpp"
 
 namespace slackwater::cuda {
 
 inline void must(CUresult code) { ASSERT_EQ(code, CUresult::kSuccess); }
 inline void must(int code) { ASSERT_EQ(code, 0); }
 
-inline std::vector<std::byte> random_bytes(std::size_t size, std::uint64_t seed) {
-  std::vector<std::byte> bytes(size);
-  std::mt19937_64 random(seed);
-  std::ranges::generate(bytes, [&] { return static_cast<std::byte>(random()); });
+using test::Bytes;
+
+inline Bytes random_bytes(std::size_t size, std::uint64_t seed) {
+  Bytes bytes(size);
+  test::fill_pattern(bytes, seed);
   return bytes;
 }
 
@@ -54,16 +55,16 @@ class DeviceTensor {
   }
 
   void write() { must(swsim_write(address, twin.data(), twin.size())); }
-  [[nodiscard]] std::vector<std::byte> now() const {
-    std::vector<std::byte> bytes(twin.size());
+  [[nodiscard]] Bytes now() const {
+    Bytes bytes(twin.size());
     must(swsim_read(bytes.data(), address, bytes.size()));
     return bytes;
   }
   // The packed form of the twin, as the host device gives it.
-  [[nodiscard]] std::vector<std::byte> packed_twin() const {
+  [[nodiscard]] Bytes packed_twin() const {
     StridedMemory on_host = memory;
     on_host.data = const_cast<std::byte*>(twin.data());
-    std::vector<std::byte> packed(memory.size_bytes());
+    Bytes packed(memory.size_bytes());
     const CopyPiece piece{&on_host, 0, packed.size(), packed.data()};
     EXPECT_TRUE(make_host_device()->copy_to_host({&piece, 1}));
     return packed;
@@ -74,7 +75,7 @@ class DeviceTensor {
   }
 
   StridedMemory memory;
-  std::vector<std::byte> twin;
+  Bytes twin;
   CUdeviceptr address = 0;
 };
 
@@ -90,7 +91,7 @@ class PinnedBuffer {
 
   [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(memory_); }
   [[nodiscard]] std::span<std::byte> bytes() const { return {data(), size_}; }
-  [[nodiscard]] std::vector<std::byte> copy() const { return {data(), data() + size_}; }
+  [[nodiscard]] Bytes copy() const { return {data(), data() + size_}; }
 
  private:
   void* memory_ = nullptr;

@@ -84,11 +84,13 @@ class EngineOnCuda : public cuda::SimulatedDriver {
   void queue_update(Entry& entry, std::uint64_t duration_ns = 0) {
     use_device(entry.device);
     entry.tensor.update(streams_.at(entry.device), duration_ns);
-    for (std::size_t i = 0; i + 4 <= entry.tensor.twin.size(); i += 4) {
+    std::byte* const twin = entry.tensor.twin.data();
+    const std::size_t size = entry.tensor.twin.size();
+    for (std::size_t i = 0; i + 4 <= size; i += 4) {
       std::uint32_t word = 0;
-      std::memcpy(&word, entry.tensor.twin.data() + i, 4);
+      std::memcpy(&word, twin + i, 4);
       ++word;
-      std::memcpy(entry.tensor.twin.data() + i, &word, 4);
+      std::memcpy(twin + i, &word, 4);
     }
   }
   [[nodiscard]] std::map<std::string, Bytes> expected() const {

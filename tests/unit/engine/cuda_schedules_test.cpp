@@ -32,7 +32,7 @@ class CudaSchedules : public EngineOnCuda {
     options.copy_threads = static_cast<unsigned>(1 + below(3));
     const std::uint64_t fastest = 2000u << 20;
     set_d2h_speed(
-        below(4) == 0 ? 0 : std::max<std::uint64_t>(total * 80, fastest >> below(6)));  // at most 12 ms a copy of all
+        below(4) == 0 ? 0 : std::max<std::uint64_t>(total * 250, fastest >> below(6)));  // at most 4 ms a copy of all
     Engine engine = open(options);
     const std::uint64_t steps = 1 + below(3);
     std::map<std::uint64_t, std::map<std::string, Bytes>> expected_at;

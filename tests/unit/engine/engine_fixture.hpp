@@ -12,11 +12,10 @@
 #include <gtest/gtest.h>
 
 #include "slackwater/engine.hpp"
+#include "support/bytes.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
-
-using Bytes = std::vector<std::byte>;
 
 // Tensors of random bytes that stay where they are; state() describes them.
 class Model {
@@ -27,12 +26,12 @@ class Model {
     names_.push_back(name);
     Bytes& bytes = tensors_[name];
     bytes.resize(size_bytes);
-    fill(bytes);
+    fill_pattern(bytes, random_());
     return bytes;
   }
   Bytes& operator[](const std::string& name) { return tensors_.at(name); }
   void update() {
-    for (auto& [name, bytes] : tensors_) fill(bytes);
+    for (auto& [name, bytes] : tensors_) fill_pattern(bytes, random_());
   }
   [[nodiscard]] std::map<std::string, Bytes> copy() const { return tensors_; }
 
@@ -48,12 +47,6 @@ class Model {
   }
 
  private:
-  void fill(Bytes& bytes) {
-    for (std::size_t i = 0; i < bytes.size(); i += 8) {
-      const std::uint64_t word = random_();
-      std::memcpy(bytes.data() + i, &word, std::min<std::size_t>(8, bytes.size() - i));
-    }
-  }
   std::mt19937_64 random_;
   std::vector<std::string> names_;
   std::map<std::string, Bytes> tensors_;

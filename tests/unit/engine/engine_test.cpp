@@ -236,7 +236,7 @@ TEST_F(EngineTest, VolatileTensorsMayChangeRightAfterSave) {
   state.tensors[0].at_once = true;
   auto snapshot = engine.save(1, std::move(state));
   ASSERT_TRUE(snapshot && *snapshot);
-  std::ranges::fill(running, std::byte{1});
+  running.assign(running.size(), std::byte{1});
   ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
   Reader reader;
   ASSERT_EQ(restore(engine, reader), 1u);
@@ -254,7 +254,7 @@ TEST_F(EngineTest, VolatileTensorsBeyondTheLimitMakeSaveWaitForTheCopies) {
   ASSERT_TRUE(snapshot && *snapshot);
   EXPECT_TRUE((*snapshot)->released());
   EXPECT_EQ((*snapshot)->stats().at_once_bytes, 0u);
-  std::ranges::fill(large, std::byte{1});
+  large.assign(large.size(), std::byte{1});
   ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
   Reader reader;
   ASSERT_EQ(restore(engine, reader), 1u);

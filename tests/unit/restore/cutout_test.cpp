@@ -29,11 +29,12 @@ TEST(Cutouts, KnowOfEveryByteWhereItLies) {
 
     // The box's bytes say where they are; those of the part are wanted.
     std::vector<std::uint64_t> wanted;
-    test::for_each_element(extent, [&](const Sizes& index) {
+    test::for_each_row(extent, [&](const Sizes& index, std::int64_t length) {
       std::uint64_t at = 0;
       for (std::size_t d = 0; d < index.size(); ++d)
         at = at * static_cast<std::uint64_t>(shape[d]) + static_cast<std::uint64_t>(begin[d] + index[d]);
-      for (std::uint32_t byte = 0; byte < item; ++byte) wanted.push_back(at * item + byte);
+      const std::uint64_t row_bytes = static_cast<std::uint64_t>(length) * item;
+      for (std::uint64_t byte = 0; byte < row_bytes; ++byte) wanted.push_back(at * item + byte);
     });
     std::uint64_t box_bytes = item;
     for (const std::int64_t length : shape) box_bytes *= static_cast<std::uint64_t>(length);

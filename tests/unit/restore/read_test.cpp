@@ -17,13 +17,14 @@
 namespace slackwater {
 namespace {
 
+using test::Bytes;
 using test::must;
 using test::OwnedTensor;
 using testing::HasSubstr;
 
 constexpr std::int64_t kMiB = 1 << 20;
 
-Target target_for(const OwnedTensor& tensor, std::vector<std::byte>& memory) {
+Target target_for(const OwnedTensor& tensor, Bytes& memory) {
   memory.assign(tensor.bytes.size(), std::byte{0xEE});
   return {.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .data = memory.data()};
 }
@@ -55,7 +56,7 @@ TEST_F(ReadTest, GivesBackEveryTensorBitByBit) {
                                      ReadOptions{.io_backend = IoBackend::kThreads, .direct_io = false}}) {
     Checkpoint checkpoint = open(options);
     ASSERT_EQ(checkpoint.tensors().size(), tensors.size());
-    std::vector<std::vector<std::byte>> memory(tensors.size());
+    std::vector<Bytes> memory(tensors.size());
     std::vector<Target> targets;
     for (std::size_t i = 0; i < tensors.size(); ++i) targets.push_back(target_for(tensors[i], memory[i]));
     must(checkpoint.read(targets));
@@ -96,7 +97,7 @@ TEST_F(ReadTest, ServesTiedTensorsAndSeveralTargetsOfOneTensor) {
   EXPECT_EQ(checkpoint.find("head")->alias_of, "embedding");
   EXPECT_EQ(checkpoint.find("head")->offset, checkpoint.find("embedding")->offset);
 
-  std::vector<std::byte> first, second, third;
+  Bytes first, second, third;
   std::vector<Target> targets{target_for(tensor, first), target_for(tensor, second), target_for(tensor, third)};
   targets[1].name = "head";
   targets[2].name = "head";
@@ -113,7 +114,7 @@ TEST_F(ReadTest, ReadsOnlyTheBlocksThatAreNeeded) {
   const std::unique_ptr<FileSystem> real = make_posix_file_system();
   test::FaultFileSystem fs(*real);
   Checkpoint checkpoint = must(open_version({.fs = &fs}, root_, must(list_versions(root_)).back(), {}));
-  std::vector<std::byte> memory;
+  Bytes memory;
   const Target target = target_for(tensors[1], memory);
   must(checkpoint.read({&target, 1}));
   EXPECT_EQ(memory, tensors[1].bytes);
@@ -127,7 +128,7 @@ TEST_F(ReadTest, WorksInALentPoolOfTwoSlabsAndGivesItBack) {
   const std::unique_ptr<Pool> pool = must(Pool::create(1u << 20, 2));
   Checkpoint checkpoint =
       must(open_version({.fs = fs.get(), .pool = pool.get()}, root_, must(list_versions(root_)).back(), {}));
-  std::vector<std::byte> memory;
+  Bytes memory;
   const Target target = target_for(tensor, memory);
   must(checkpoint.read({&target, 1}));
   EXPECT_EQ(memory, tensor.bytes);
@@ -143,7 +144,7 @@ TEST_F(ReadTest, ReadsAStateSpreadOverSeveralFiles) {
   write(test::state_of(tensors), 1, 8192);
   Checkpoint checkpoint = open();
   ASSERT_GT(checkpoint.files().size(), 1u);
-  std::vector<std::vector<std::byte>> memory(tensors.size());
+  std::vector<Bytes> memory(tensors.size());
   std::vector<Target> targets;
   for (std::size_t i = 0; i < tensors.size(); ++i) targets.push_back(target_for(tensors[i], memory[i]));
   must(checkpoint.read(targets));
@@ -156,12 +157,12 @@ TEST_F(ReadTest, MovesNothingWhenATargetDoesNotFit) {
   write(test::state_of(tensors));
   Checkpoint checkpoint = open();
   const auto attempt = [&](const auto& change) {
-    std::vector<std::byte> good, bad;
+    Bytes good, bad;
     std::vector<Target> targets{target_for(tensors[0], good), target_for(tensors[1], bad)};
     change(targets[1]);
     const Status status = checkpoint.read(targets);
     EXPECT_FALSE(status);
-    EXPECT_EQ(good, std::vector<std::byte>(good.size(), std::byte{0xEE})) << "a byte moved";
+    EXPECT_EQ(good, Bytes(good.size(), std::byte{0xEE})) << "a byte moved";
     return status ? Error{} : status.error();
   };
 
@@ -214,7 +215,7 @@ TEST_F(ReadTest, NamesFileOffsetAndTensorOfADamagedBlock) {
   const std::string directory = write(test::state_of(tensors));
   Checkpoint checkpoint = open();
   test::flip_bit(directory + "/rank-00000.safetensors", 2 * kMiB + 77, 3);
-  std::vector<std::byte> memory;
+  Bytes memory;
   const Target damaged = target_for(tensors[0], memory);
   const Status status = checkpoint.read({&damaged, 1});
   ASSERT_FALSE(status);

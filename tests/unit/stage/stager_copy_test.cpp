@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "stage/stager.hpp"
-#include "support/file_bytes.hpp"
+#include "support/bytes.hpp"
 #include "unit/stage/stage_fixture.hpp"
 
 namespace slackwater {

@@ -4,6 +4,7 @@
 
 #include "stage/stager.hpp"
 #include "store/stream_writer.hpp"
+#include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/stage/stage_fixture.hpp"

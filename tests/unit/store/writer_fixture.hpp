@@ -18,6 +18,7 @@
 #include "os/file_system.hpp"
 #include "store/stream_writer.hpp"
 #include "support/aligned_buffer.hpp"
+#include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
 #include "support/temp_dir.hpp"
 
