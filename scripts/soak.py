@@ -1,8 +1,8 @@
 """The long forms of the reliability harnesses (docs/reliability.md), each with its table: `make soak MINUTES=n`.
 
 Everything that `make test` does briefly is done at length: power cuts with many more outcomes, every mutation against
-every scenario, 10,000 corruptions, 1,000 kills, power cuts of a real ext4, and a load of `--minutes`. Exit code 1 if
-anything was lost.
+every scenario, 10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks and 20 under torchrun, power cuts of a real
+ext4, and a load of `--minutes`. Exit code 1 if anything was lost.
 """
 
 import argparse
@@ -45,6 +45,15 @@ def run(program: Path, environment: dict[str, str]) -> bool:
     return subprocess.run(command, env=os.environ | environment, check=False).returncode == 0
 
 
+def kill_torchrun(kills: int) -> bool:
+    test = "tests/python/test_sharded.py::test_a_run_killed_at_any_moment_goes_on_with_any_number_of_ranks"
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", test],
+        env=os.environ | {"SLACKWATER_TORCHRUN_KILLS": str(kills)},
+        check=False,
+    ).returncode == 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=Path, help="build folder with the tests in it")
@@ -65,6 +74,8 @@ def main() -> int:
     trainer = arguments.build / "tests/kill/kill_trainer"
     cuts = max(1, round(arguments.cuts * arguments.scale))
     jobs.append(("ext4 power cuts", lambda: soak_ext4.run(trainer, cuts, arguments.seed)))
+    torchrun_kills = max(1, round(20 * arguments.scale))
+    jobs.append(("torchrun kills", lambda: kill_torchrun(torchrun_kills)))
     for name, job in jobs:
         if arguments.only and arguments.only not in name:
             continue
