@@ -1,6 +1,7 @@
 #include "commit/merged_index.hpp"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -61,6 +62,7 @@ class Merging {
       parts_[i] = {};
     }
     SW_TRY(check_apart());
+    SW_TRY(check_ties());
     if (reach_ == Reach::kEverybody) SW_TRY(check_complete(all_));
     merged_.text = serialize_index(all_);
     if (shards_ > kMaxShards || merged_.text.size() > kMaxIndexBytes) {
@@ -94,9 +96,11 @@ class Merging {
         entry.shards.empty() ? part.rank : rank_of_file(entry.shards.front().file).value_or(part.rank);
     (owner ? merged_.has_local : merged_.has_global) = true;
     shards_ += entry.shards.size();
+    const bool tied = !owner && !entry.alias_of.empty();
     all_.push_back(std::move(entry));
     first_rank_.push_back(rank);
     const auto known = names_.insert(static_cast<std::uint32_t>(all_.size() - 1));
+    if (tied) tied_in_[known.value_or(static_cast<std::uint32_t>(all_.size() - 1))].insert(part.rank);
     if (!known) return {};
     entry = std::move(all_.back());
     all_.pop_back();
@@ -115,6 +119,25 @@ class Merging {
         return disagree(fmt::format(
             "tensor '{}' is rank {}'s own, but on rank {} a part of a global tensor; hand it over alike on all ranks",
             name, *owner, first_rank_[*global]));
+      }
+    }
+    return {};
+  }
+
+  // A rank with a part of the tensor, but not under its other name, does not hold that one: it would come to life there.
+  // Of a group that names it its speaker has seen to that.
+  Status check_ties() const {
+    for (const auto& [alias, parts] : tied_in_) {
+      const auto stored = names_.find(all_[alias].alias_of);
+      if (!stored) continue;
+      for (const IndexShard& shard : all_[*stored].shards) {
+        const std::uint32_t holder = rank_of_file(shard.file).value_or(0);
+        const auto part = std::ranges::upper_bound(from_, holder, {}, &IndexPart::rank) - 1;
+        if (parts.contains(part->rank)) continue;
+        return disagree(fmt::format(
+            "tensor '{}' is tied to '{}' on {}, but not there on rank {}, which holds a part of that; tie it alike on "
+            "all ranks",
+            all_[alias].name, all_[*stored].name, name_ranks({parts.begin(), parts.end()}), holder));
       }
     }
     return {};
@@ -141,7 +164,8 @@ class Merging {
   const std::span<const IndexPart> from_;
   const Reach reach_;
   std::vector<IndexEntry> all_;
-  std::vector<std::uint32_t> first_rank_;  // that named the entry
+  std::vector<std::uint32_t> first_rank_;                     // that named the entry
+  std::map<std::uint32_t, std::set<std::uint32_t>> tied_in_;  // parts, by rank, that name this entry as tied to another
   NameTable names_;
   std::size_t shards_ = 0;
   MergedIndex merged_;

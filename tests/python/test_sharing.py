@@ -54,13 +54,15 @@ def test_plain_tensors_modules_and_arrays_are_a_ranks_own() -> None:
     assert len(found) == 2 + 6 + 2 and set(found.values()) == {None}
 
 
-def test_parameters_below_ddp_and_their_optimizer_state_are_replicas_and_buffers_are_not() -> None:
+def test_parameters_below_ddp_and_their_optimizer_state_are_replicas_and_buffers_are_rank_zeros() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)))
     found = shards({"optim": stepped(model), "model": model})
     assert found["model.0.weight"] == found["optim.state.0.exp_avg"] == on_all(2, 3)
     assert found["optim.state.0.step"] == on_all()
     assert found["model.1.weight"] == on_all(2)
-    assert found["model.1.running_mean"] is None
+    assert "model.1.running_mean" not in found  # before the next forward DDP overwrites it with rank 0's
+    model.broadcast_buffers = False
+    assert shards({"model": model})["model.1.running_mean"] is None
 
 
 def test_ddp_is_found_below_other_modules_and_behind_hooks() -> None:
