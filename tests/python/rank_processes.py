@@ -19,6 +19,9 @@ import torch, torch.distributed as dist
 import slackwater as sw
 torch.set_num_threads(1)
 world, path = int(sys.argv[1]), sys.argv[2]
+def print(text, flush=True):
+    os.write(1, f"{text}\\n".encode())  # at once, so that lines of several ranks never mix
+
 SMALL = {"pool": "2MiB", "slab": "1MiB"}
 
 def client():
