@@ -112,7 +112,7 @@ class BoxesTest : public testing::Test {
     return result;
   }
 
-  test::TempDir directory_;
+  test::TempDir directory_{test::TempDir::in_memory()};
   const std::string root_ = directory_ / "run";
   std::string directory_of_step_;
   const std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
