@@ -275,7 +275,7 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
     return {};
   };
   SW_TRY(timed(costs.decide, write));
-  ledgers_[0].keep();
+  ledgers_[0].committed();
   costs.index_bytes = index->text.size();
   costs.manifest_bytes = serialize(manifest).size();
   return timed(costs.announce, [&] { return fleet.announce(version, {}); });
@@ -286,7 +286,7 @@ Status LightRanks::learn(std::uint32_t rank, const VersionName& version) {
   SW_ASSIGN(const auto outcome, fleet.await_outcome(version, {}));
   if (!outcome || outcome->error) return fail(ErrorKind::kInternal, "a rank did not hear of the commit", directory_);
   fleet.forget(version);
-  ledgers_[rank].keep();
+  ledgers_[rank].committed();
   return {};
 }
 

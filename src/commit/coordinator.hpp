@@ -57,7 +57,8 @@ class Coordinator {
   [[nodiscard]] virtual Status publish(const Topic& topic, std::uint32_t rank, const Message& message) = 0;
 
   // Hands each message of these ranks to `take`, once, as they come, until all have come (true), `take` answers false
-  // (true), or time has run out (false). kClosed when stopped; kAborted as for publish().
+  // (true), or time has run out (false). kClosed when stopped; kAborted as for publish(); kCorrupt if a message is there,
+  // but not as it was sent.
   using Take = std::function<bool(std::uint32_t rank, const Message& message)>;
   [[nodiscard]] virtual Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks,
                                            const Patience& patience, const Take& take) = 0;

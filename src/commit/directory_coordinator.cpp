@@ -120,7 +120,7 @@ Result<bool> DirectoryCoordinator::collect(const std::string& session, const Top
     const auto text = read_whole(fs_, path, kMaxMessageBytes);
     if (!text) continue;
     const auto message = open_message(*text, session, topic, name->rank, path);
-    if (!message) continue;
+    if (!message) return fail(message.error());  // it was whole when it got its name: waiting does not mend it
     ranks.erase(wanted);
     if (!take(name->rank, *message)) return false;
   }
@@ -203,8 +203,8 @@ void DirectoryCoordinator::remove_session(const std::string& session) {
 Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, const Patience& patience) {
   if (joined_.empty()) {
     SW_ASSIGN(const std::vector<std::string> earlier, list_sessions());
+    SW_TRY(ensure_directory(fs_, session_path(self.id)));  // first: the others join while old ones are cleared away
     for (const std::string& session : earlier) remove_session(session);
-    SW_TRY(ensure_directory(fs_, session_path(self.id)));
     joined_[0] = self.id;
   }
   std::vector<std::uint32_t> missing;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 #include <utility>
 
 #include <fmt/format.h>
@@ -39,6 +40,16 @@ bool speaks_for(const Ballot& ballot, std::uint32_t first, std::uint32_t ranks) 
     next += part.ranks;
   }
   return next == std::uint64_t{first} + ranks;
+}
+
+// Of a group. Memory may run out here: the others must hear of it, and not wait.
+Result<std::shared_ptr<const MergedIndex>> merge_parts(IndexLedger& ledger, std::uint32_t attempt,
+                                                       std::vector<IndexPart> parts) {
+  try {
+    return ledger.merge(attempt, std::move(parts), Reach::kGroup);
+  } catch (const std::bad_alloc&) {
+    return fail(ErrorKind::kOutOfMemory, "there is no memory for the index of its group");
+  }
 }
 
 std::string seconds_text(std::chrono::milliseconds time) {
@@ -276,9 +287,11 @@ Result<Ballot> Fleet::vote(const VersionName& version, const std::string& direct
 
   if (!heard && heard.error().kind == ErrorKind::kClosed) return fail(heard.error());
   if (!heard) all.failures.push_back({options_.rank, heard.error().to_string()});
+  // Here, and not by the leader alone: lists that differ on every rank would be passed on one by one.
+  if (auto mismatch = replica_mismatch(all)) all.failures.push_back({options_.rank, std::move(*mismatch)});
   std::shared_ptr<const MergedIndex> merged;
   if (tree_.height() > 0 && all.failures.empty()) {
-    if (auto made = ledger.merge(version.attempt, std::move(all.index_parts), Reach::kGroup)) {
+    if (auto made = merge_parts(ledger, version.attempt, std::move(all.index_parts))) {
       merged = std::move(*made);
       all.index_parts = {{options_.rank, tree_.speaks_for(), merged->digest, {}}};
     } else {

@@ -199,16 +199,15 @@ Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Reach reach) {
 
 Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t attempt, std::vector<IndexPart> parts,
                                                               Reach reach) {
-  last_ = {};
-  const bool known = kept_.merged && kept_.attempt == attempt;
+  const bool known = merged_ && attempt_ == attempt;
   const auto same = [](const IndexPart& a, const IndexPart& b) { return a.rank == b.rank && a.digest == b.digest; };
-  if (known && std::ranges::equal(parts, kept_.parts, same)) return kept_.merged;
+  if (known && std::ranges::equal(parts, parts_, same)) return merged_;
 
-  auto kept = kept_.parts.begin();
+  auto kept = parts_.begin();
   for (IndexPart& part : parts) {
     if (!part.text.empty()) continue;
-    while (kept != kept_.parts.end() && kept->rank < part.rank) ++kept;
-    if (!known || kept == kept_.parts.end() || !same(*kept, part)) {
+    while (kept != parts_.end() && kept->rank < part.rank) ++kept;
+    if (!known || kept == parts_.end() || !same(*kept, part)) {
       return disagree(fmt::format(
           "rank {} only named its part of the index, which who heard it does not have; it comes with the next step",
           part.rank));
@@ -216,23 +215,15 @@ Result<std::shared_ptr<const MergedIndex>> IndexLedger::merge(std::uint32_t atte
     part.text = kept->text;
   }
   SW_ASSIGN(MergedIndex merged, merge_index(parts, reach));
-  last_ = {attempt, std::move(parts), std::make_shared<const MergedIndex>(std::move(merged))};
-  return last_.merged;
+  attempt_ = attempt;
+  parts_ = std::move(parts);
+  merged_ = std::make_shared<const MergedIndex>(std::move(merged));
+  return merged_;
 }
 
 bool IndexLedger::needs_text(std::uint32_t attempt, const Digest128& digest) {
   said_ = Said{attempt, digest};
   return known_ != said_;
-}
-
-void IndexLedger::keep() {
-  if (last_.merged) kept_ = std::exchange(last_, {});
-  known_ = said_;
-}
-
-void IndexLedger::drop() {
-  last_ = {};
-  known_.reset();
 }
 
 }  // namespace slackwater

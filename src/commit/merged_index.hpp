@@ -39,17 +39,16 @@ enum class Reach : std::uint8_t {
 // What a rank knows of the parts of those it hears, and what those who hear it know of its own.
 class IndexLedger {
  public:
-  // The index of these parts, of which those that were there at the last commit of this attempt need no text. kMismatch
-  // names a rank whose part is not here: it sends it again after the step was given up.
+  // The index of these parts, of which those that were there at the last merge under this attempt need no text, whatever
+  // came of that step. kMismatch names a rank whose part is not here: it sends it again after the step was given up.
   [[nodiscard]] Result<std::shared_ptr<const MergedIndex>> merge(std::uint32_t attempt, std::vector<IndexPart> parts,
                                                                  Reach reach);
   // Whether a part that is about to be sent needs its text: not if who hears it has it from the last commit.
   [[nodiscard]] bool needs_text(std::uint32_t attempt, const Digest128& digest);
 
-  // How the step ended that merge() and needs_text() were called for. Committed: its parts are what the next ones are
-  // compared with. Else: whatever went wrong, the next step says it all again.
-  void keep();
-  void drop();
+  // How the step ended that needs_text() was asked for. Not committed: whatever went wrong, the next one says it all again.
+  void committed() { known_ = said_; }
+  void given_up() { known_.reset(); }
 
  private:
   struct Said {
@@ -57,15 +56,11 @@ class IndexLedger {
     Digest128 digest;
     friend bool operator==(const Said&, const Said&) = default;
   };
-  struct Page {
-    std::uint32_t attempt = 0;
-    std::vector<IndexPart> parts;  // by rank, with texts
-    std::shared_ptr<const MergedIndex> merged;
-  };
-  Page kept_;
-  Page last_;                  // of the last merge(); no index: it is the one kept
-  std::optional<Said> known_;  // to who hears this rank, since the last commit
-  std::optional<Said> said_;   // by the last needs_text()
+  std::uint32_t attempt_ = 0;                  // of the last merge()
+  std::vector<IndexPart> parts_;               // of it, by rank, with texts
+  std::shared_ptr<const MergedIndex> merged_;  // of it
+  std::optional<Said> known_;                  // to who hears this rank, since the last commit
+  std::optional<Said> said_;                   // by the last needs_text()
 };
 
 }  // namespace slackwater

@@ -109,9 +109,12 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
     const auto said = json_array(message.body, "words", name);
     if (!said) return true;
     for (const Json& entry : **said) {
-      const auto rank = json_u32(entry, "rank", name);
+      const auto ranks = json_array(entry, "ranks", name);
       const auto word = json_object(entry, "word", name);
-      if (rank && word) words[*rank] = **word;
+      if (!ranks || !word) continue;
+      for (const Json& rank : **ranks) {
+        if (rank.is_number_unsigned()) words[rank.get<std::uint32_t>()] = **word;
+      }
     }
     return true;
   };
@@ -121,8 +124,11 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
     SW_TRY(signs_.await(topic(tree.box(name, level)), tree.heard_on(level), waits[level - 1], take));
   if (fleet_.leads()) return words;
 
+  // Most ranks say the same, and it is said once: the lists of versions of thousands would fill megabytes.
+  std::map<std::string, std::vector<std::uint32_t>> alike;
+  for (const auto& [rank, word] : words) alike[word.dump()].push_back(rank);
   Json said = Json::array();
-  for (auto& [rank, word] : words) said.push_back({{"rank", rank}, {"word", std::move(word)}});
+  for (const auto& [text, ranks] : alike) said.push_back({{"ranks", ranks}, {"word", words[ranks.front()]}});
   SW_TRY(
       coordinator_.publish(topic(tree.box(name, tree.height() + 1)), self, Message(Json{{"words", std::move(said)}})));
   return Words{};
@@ -193,7 +199,7 @@ Result<RestoreAgreement::Choice> RestoreAgreement::listen(int quarters) {
     choice = parse_choice(message.body);
     return true;
   };
-  SW_ASSIGN(const bool told, signs_.await(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
+  SW_ASSIGN(const bool told, signs_.listen(topic(kChoices), {0}, fleet_.patience({}, quarters), take));
   if (!told) return fail(silent({0}, "did not say which checkpoint to restore"));
   return choice;
 }

@@ -32,7 +32,8 @@ Topic SignsOfLife::topic(std::uint32_t rank, std::uint64_t number) const {
 
 void SignsOfLife::show() {
   const TimePoint now = clock_.now();
-  if (now < next_) return;
+  owed_ = now < next_;
+  if (owed_) return;
   next_ = now + timeout_ / kSignsInTime;
   // What does not get through is made up for by the next.
   (void)coordinator_.publish(topic(rank_, given_ + 1), rank_, Message(Json::object()));
@@ -52,6 +53,16 @@ bool SignsOfLife::seen_anew(const std::vector<std::uint32_t>& ranks) {
 
 Result<bool> SignsOfLife::await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                 const Coordinator::Take& take) {
+  return wait(topic, std::move(ranks), patience, take, true);
+}
+
+Result<bool> SignsOfLife::listen(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
+                                 const Coordinator::Take& take) {
+  return wait(topic, std::move(ranks), patience, take, false);
+}
+
+Result<bool> SignsOfLife::wait(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
+                               const Coordinator::Take& take, bool passes_signs_on) {
   const Duration span = std::max<Duration>(patience.deadline - clock_.now(), timeout_);
   const auto take_one = [&](std::uint32_t rank, const Message& message) {
     std::erase(ranks, rank);
@@ -63,11 +74,12 @@ Result<bool> SignsOfLife::await(const Topic& topic, std::vector<std::uint32_t> r
     for (unsigned looks = 1; !anew; ++looks) {
       auto heard = coordinator_.await(topic, ranks, {clock_.now(), patience.stop}, take_one);
       if (heard ? *heard : !heard.error().retryable) return heard;
+      if (passes_signs_on && owed_) show();  // late, but before who waits for this rank gives up
       SW_ASSIGN(const bool again, poll.again());
       if (!again || looks % kLooksBetweenSigns == 0) anew = seen_anew(ranks);
       if (!again && !anew) return heard;
     }
-    show();
+    if (passes_signs_on) show();
   }
 }
 

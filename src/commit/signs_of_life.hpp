@@ -29,8 +29,14 @@ class SignsOfLife {
   // this rank gives one too: who waits for it waits for them.
   [[nodiscard]] Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                    const Coordinator::Take& take);
+  // The same for who has said all it has to say: nobody waits for it, so it gives no signs. Thousands do this at once, and
+  // whoever waits for a word of theirs that got lost must not take them for busy.
+  [[nodiscard]] Result<bool> listen(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
+                                    const Coordinator::Take& take);
 
  private:
+  [[nodiscard]] Result<bool> wait(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
+                                  const Coordinator::Take& take, bool passes_signs_on);
   [[nodiscard]] Topic topic(std::uint32_t rank, std::uint64_t number) const;
   [[nodiscard]] bool seen_anew(const std::vector<std::uint32_t>& ranks);  // a sign of any of them
 
@@ -41,6 +47,7 @@ class SignsOfLife {
   const std::uint32_t round_;
 
   TimePoint next_;                               // not before this is the next sign given
+  bool owed_ = false;                            // there was reason for one before that
   std::uint64_t given_ = 0;                      // signs so far
   std::map<std::uint32_t, std::uint64_t> seen_;  // the last of each rank
 };

@@ -152,7 +152,7 @@ Result<bool> StoreCoordinator::collect(const std::string& session, const Topic& 
     SW_ASSIGN(const auto text, read_pieces(topic, asked[i], keys[i + 1], *value));
     if (!text) continue;
     const auto message = open_message(*text, session, topic, asked[i], keys[i + 1]);
-    if (!message) continue;
+    if (!message) return fail(message.error());  // all of it is there: waiting does not mend it
     std::erase(ranks, asked[i]);
     if (!take(asked[i], *message)) return false;
   }

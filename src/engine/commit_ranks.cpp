@@ -21,7 +21,7 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
     if (status) fleet_->forget(voyage.name);
   }
   if (!status) return status;
-  ledger_.keep();
+  ledger_.committed();
   // The others look when they are asked: thousands that list the directory at every commit are a load on any server.
   if (!fleet_->leads()) return {};
   std::lock_guard lock(versions_mutex_);
@@ -37,7 +37,7 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
     reason = fmt::format("rank 0: {}", ballots.error().message);
   } else if (!ballots->failures.empty()) {
     reason = describe(ballots->failures);
-  } else if (Status published = publish_commit(voyage, std::move(*ballots), tried); !published) {
+  } else if (Status published = try_to_publish(voyage, std::move(*ballots), tried); !published) {
     error = std::move(published).error();
     const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
     // What ranks disagree about names them itself.
@@ -76,6 +76,15 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
     log_.warn("that step {} was given up could not be written down: {}", voyage.name.step, decided.error().to_string());
   }
   return aborted_everywhere(voyage.name.step, reason, voyage.directory);
+}
+
+// The others wait for an outcome, so an exception must become one.
+Status Engine::Impl::try_to_publish(const Voyage& voyage, Ballot ballots, bool& tried) {
+  try {
+    return publish_commit(voyage, std::move(ballots), tried);
+  } catch (const std::exception& trouble) {
+    return fail(ErrorKind::kOutOfMemory, fmt::format("the index of all ranks could not be made: {}", trouble.what()));
+  }
 }
 
 Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& tried) {

@@ -61,7 +61,7 @@ void Engine::Impl::wind_up(Voyage& voyage, const Status& status, const std::stop
   if (status) {
     if (!fleet_ || fleet_->leads()) tidy_up(snapshot);
   } else {
-    ledger_.drop();
+    ledger_.given_up();
     Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());

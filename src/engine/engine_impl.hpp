@@ -106,6 +106,7 @@ class Engine::Impl {
   // Of several ranks (commit_ranks.cpp).
   [[nodiscard]] Status decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop);
   [[nodiscard]] Status decide_for_all(const Voyage& voyage, Result<Ballot> ballots);
+  [[nodiscard]] Status try_to_publish(const Voyage& voyage, Ballot ballots, bool& tried);
   [[nodiscard]] Status publish_commit(const Voyage& voyage, Ballot ballots, bool& tried);
   [[nodiscard]] std::optional<Error> give_up_for_all(const Voyage& voyage, const std::string& reason, bool tried);
   [[nodiscard]] Status learn_outcome(const Voyage& voyage, const std::stop_token& stop);

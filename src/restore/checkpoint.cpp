@@ -1,6 +1,5 @@
 #include "slackwater/checkpoint.hpp"
 
-#include <functional>
 #include <map>
 #include <utility>
 
@@ -24,7 +23,7 @@ struct Checkpoint::Impl {
   std::unique_ptr<Pool> own_pool;  // made at the first read, when none was lent
   Pool* pool = nullptr;
   Devices* devices = nullptr;
-  std::function<void()> on_progress;  // may be empty
+  OnProgress on_progress;
   std::unique_ptr<Device> host = make_host_device();
   std::string root;
   VersionInfo version;
@@ -90,11 +89,12 @@ Error describe_damage(const BadBlock& bad, const ReadPlan& plan) {
 }
 
 // The records of the files that will be read. An index places boxes; how long its files are, their records say.
-Status check_promises(FileSystem& fs, const std::string& directory, const ReadPlan& plan, VersionContents& contents) {
+Status check_promises(FileSystem& fs, const std::string& directory, const ReadPlan& plan, const OnProgress& on_progress,
+                      VersionContents& contents) {
   std::vector<std::uint32_t> files;
   for (const FileExtent& box : plan.stored())
     if (files.empty() || files.back() != box.file) files.push_back(box.file);
-  SW_TRY(load_promises(fs, directory, contents, files));
+  SW_TRY(load_promises(fs, directory, contents, files, on_progress));
   for (const FileExtent& box : plan.stored()) {
     const DataFile& file = contents.data[box.file];
     if (box.size_bytes <= file.size_bytes && box.offset <= file.size_bytes - box.size_bytes) continue;
@@ -150,7 +150,7 @@ Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& roo
   impl->options = options;
   impl->version = version;
   const VersionName name{version.step, version.attempt};
-  auto contents = load_version(*parts.fs, root, name, parts.viewer);
+  auto contents = load_version(*parts.fs, root, name, parts.viewer, parts.on_progress);
   if (!contents) return fail(damaged_or_removed(*parts.fs, root, name, std::move(contents).error()));
   impl->contents = std::move(*contents);
   if (!impl->contents.trouble.empty()) Log(options.log).warn("step {}: {}", version.step, impl->contents.trouble);
@@ -202,7 +202,7 @@ Status Checkpoint::read(std::span<const Target> targets) {
   const ReadPlan& plan = *made;
   if (plan.stored().empty()) return {};
   SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, impl_->devices));
-  if (auto promised = check_promises(*impl_->fs, directory, plan, impl_->contents); !promised)
+  if (auto promised = check_promises(*impl_->fs, directory, plan, impl_->on_progress, impl_->contents); !promised)
     return damaged(std::move(promised).error());
   SW_TRY(impl_->ensure_pool());
   const PinnedWhile pinned(devices.size() > 1 ? impl_->devices : nullptr, impl_->own_pool.get(),

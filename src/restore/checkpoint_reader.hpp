@@ -2,14 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 
 #include "commit/catalog.hpp"
 #include "device/devices.hpp"
 #include "os/file_system.hpp"
-#include "restore/version_index.hpp"
+#include "restore/version_contents.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "stage/pool.hpp"
 
@@ -20,7 +19,7 @@ struct ReaderParts {
   Pool* pool = nullptr;               // outlives it too; null: the checkpoint makes its own at the first read
   Devices* devices = nullptr;         // outlives it too; null: only targets in host memory
   std::optional<Viewer> viewer = {};  // a rank that restores; nullopt: sees the tensors of all (see load_version())
-  std::function<void()> on_progress = {};  // from the thread that reads, as it goes on
+  OnProgress on_progress = {};        // on the thread that reads
 };
 
 // Reads and cross-checks what load_version() says. kCorrupt names the file and what does not agree. In a version of several ranks the

@@ -110,13 +110,15 @@ Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& prom
 // Files, tensors, tree and metadata of a version, by the headers of all its files.
 class HeaderReader {
  public:
-  HeaderReader(FileSystem& fs, std::string directory, const std::optional<Viewer>& viewer, VersionContents& contents)
-      : fs_(fs), directory_(std::move(directory)), viewer_(viewer), contents_(contents) {}
+  HeaderReader(FileSystem& fs, std::string directory, const std::optional<Viewer>& viewer,
+               const OnProgress& on_progress, VersionContents& contents)
+      : fs_(fs), directory_(std::move(directory)), viewer_(viewer), on_progress_(on_progress), contents_(contents) {}
 
   Status read() {
     const Manifest& manifest = contents_.manifest;
     std::uint64_t total_bytes = 0;
     for (const RecordReference& reference : manifest.records) {
+      if (on_progress_) on_progress_();
       SW_ASSIGN(Record record, load_record(fs_, directory_, manifest, reference));
       const bool tree_wanted = record.identity.rank == tree_rank(manifest, viewer_);
       for (FileRecord& file : record.files) {
@@ -187,6 +189,7 @@ class HeaderReader {
   FileSystem& fs_;
   const std::string directory_;
   const std::optional<Viewer>& viewer_;
+  const OnProgress& on_progress_;
   VersionContents& contents_;
 };
 
@@ -272,7 +275,7 @@ Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const 
 }
 
 Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
-                                     const std::optional<Viewer>& viewer) {
+                                     const std::optional<Viewer>& viewer, const OnProgress& on_progress) {
   const std::string directory = root + "/" + version_directory(version);
   VersionContents contents;
   SW_ASSIGN(contents.manifest, read_manifest(fs, root, version));
@@ -290,14 +293,15 @@ Result<VersionContents> load_version(FileSystem& fs, const std::string& root, co
     contents.trouble = fmt::format("the headers of all files were read, because the index cannot be used: {}",
                                    index_text.error().to_string());
   }
-  SW_TRY(HeaderReader(fs, directory, viewer, contents).read());
+  SW_TRY(HeaderReader(fs, directory, viewer, on_progress, contents).read());
   return contents;
 }
 
 Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
-                     std::span<const std::uint32_t> files) {
+                     std::span<const std::uint32_t> files, const OnProgress& on_progress) {
   for (const std::uint32_t wanted : files) {
     if (contents.data[wanted].promised) continue;
+    if (on_progress) on_progress();
     const std::uint32_t rank = contents.files[wanted].rank;
     SW_ASSIGN(Record record, load_record(fs, directory, contents.manifest, contents.manifest.records[rank]));
     for (FileRecord& promised : record.files) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -41,17 +42,21 @@ struct VersionContents {
   std::string trouble;    // what is not as it should be, and does not matter to this reader; empty: nothing
 };
 
+// Called as reading goes on, for each file at least; may be empty.
+using OnProgress = std::function<void()>;
+
 // Strictly: the first thing that does not agree is the error. A missing file is kCorrupt: the manifest promised it.
 // Without a viewer, in a version of several ranks, each tensor is called as the index calls it, and tree and metadata are those of rank
 // 0. A viewer sees the global tensors, and if his run has as many ranks as the one that saved, his rank's own ones and its tree.
 // An index that is gone or not the one the manifest names costs time, not the version: headers say the same. `trouble` then has a
 // sentence about it.
 [[nodiscard]] Result<VersionContents> load_version(FileSystem& fs, const std::string& root, const VersionName& version,
-                                                   const std::optional<Viewer>& viewer = {});
+                                                   const std::optional<Viewer>& viewer = {},
+                                                   const OnProgress& on_progress = {});
 
 // Reads the records of the files named, as far as that has not been done.
 [[nodiscard]] Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
-                                   std::span<const std::uint32_t> files);
+                                   std::span<const std::uint32_t> files, const OnProgress& on_progress = {});
 
 // One record: the subdirectory it lies in is one, digest of its exact bytes against the manifest, then parsed, then step, attempt, rank,
 // world and run compared, and the names of the files. Who reads files of a rank asks for its record before.

@@ -137,7 +137,7 @@ TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0}), Steps());
 }
 
-TEST_P(CoordinatorTest, ADamagedOrMisplacedMessageIsNotHeard) {
+TEST_P(CoordinatorTest, ADamagedOrMisplacedMessageIsAnErrorAndNotWaitedFor) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   ASSERT_TRUE(leader->publish({"outcomes", 7, 1}, 0, Message(Json{{"step", 1}})));
@@ -145,8 +145,14 @@ TEST_P(CoordinatorTest, ADamagedOrMisplacedMessageIsNotHeard) {
   ASSERT_NE(text.find("\"digest\""), std::string::npos);
   carrier_->put({"outcomes", 7, 2}, text);
   carrier_->put({"outcomes", 7, 3}, text.substr(0, text.size() / 2));
-  EXPECT_TRUE(heard(*member, {"outcomes", 7, 2}, within(20)).is_null());
-  EXPECT_TRUE(heard(*member, {"outcomes", 7, 3}, within(20)).is_null());
+  for (const std::uint64_t step : {2, 3}) {
+    const auto damaged = member->await({"outcomes", 7, step}, {0}, within(600'000), [](std::uint32_t, const Message&) {
+      ADD_FAILURE() << "it was heard";
+      return true;
+    });
+    ASSERT_FALSE(damaged);
+    EXPECT_EQ(damaged.error().kind, ErrorKind::kCorrupt) << damaged.error().to_string();
+  }
 }
 
 TEST_P(CoordinatorTest, SessionsOfEarlierStartsAreRemovedAndTheirMembersAreTold) {

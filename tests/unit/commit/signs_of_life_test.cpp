@@ -150,6 +150,40 @@ TEST_F(SignsOfLifeTest, WhoWaitsForABusyRankGivesSignsToo) {
   EXPECT_GE(now() - before, kTimeout) << "its time had run out already, but the leader had given a sign meanwhile";
 }
 
+// A sign that comes just before a rank may pass it on is passed on a little later, not with the next one.
+TEST_F(SignsOfLifeTest, ASignThatCouldNotBePassedOnAtOnceIsOwed) {
+  SignsOfLife speaker = of(2);
+  clock_.elapsed += kTimeout / 4;
+  speaker.show();  // the next one not before another quarter
+  SignsOfLife reader = of(3);
+  bool shown = false;
+  coordinator_.meanwhile = [&] {
+    if (!shown && now() > kTimeout * 3 / 8) {
+      reader.show();
+      shown = coordinator_.latest({"restore-signs-r00003", 1, 0}, {3}).contains(3);
+    }
+  };
+  const auto heard =
+      speaker.await(kWords, {3}, {clock_.now() + kTimeout, {}}, [](std::uint32_t, const Message&) { return true; });
+  ASSERT_TRUE(heard && !*heard);
+  ASSERT_TRUE(shown);
+  using Steps = std::map<std::uint32_t, std::uint64_t>;
+  EXPECT_EQ(coordinator_.latest({"restore-signs-r00002", 1, 0}, {2}), (Steps{{2, 2}}));
+}
+
+TEST_F(SignsOfLifeTest, WhoOnlyListensGivesNone) {
+  SignsOfLife busy = of(0);
+  SignsOfLife listener = of(5);
+  coordinator_.meanwhile = [&] {
+    if (now() < kTimeout * 3) busy.show();
+  };
+  const auto told =
+      listener.listen(kWords, {0}, {clock_.now() + kTimeout, {}}, [](std::uint32_t, const Message&) { return true; });
+  ASSERT_TRUE(told && !*told);
+  EXPECT_GT(now(), kTimeout * 3) << "it goes on waiting for who is busy";
+  EXPECT_TRUE(coordinator_.latest({"restore-signs-r00005", 1, 0}, {5}).empty());
+}
+
 TEST_F(SignsOfLifeTest, SignsOfAnEarlierRestoreDoNotCount) {
   SignsOfLife member = of(1, 0);
   clock_.elapsed += kTimeout;

@@ -266,6 +266,21 @@ TEST_F(GlobalTensorsTest, ReplicasThatDifferAbortUntilTheyAreAlike) {
   commit_all(4, state_of);
 }
 
+// In groups of two: the speaker of ranks 2 and 3 finds it, and passes on no lists.
+TEST_F(GlobalTensorsTest, ReplicasThatDifferWithinAGroupAreFoundByItsSpeaker) {
+  start(4);
+  std::vector<Bytes> own;
+  for (unsigned rank = 0; rank < 4; ++rank) {
+    own.push_back(model_.add("w" + std::to_string(rank), 30 * 10));
+  }
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(replica_of(box_of("w", own[rank], {30, 10}, {0, 0}, {30, 10}), rank, 4));
+    return state;
+  };
+  expect_abort(1, state_of, "tensor 'w' of replica group 'dp' is not the same on rank");
+}
+
 TEST_F(GlobalTensorsTest, ReplicasThatComeLaterAreComparedWhenTheyCome) {
   start(2);
   const Bytes good = model_.add("w", 30 * 10);
