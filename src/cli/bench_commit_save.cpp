@@ -1,6 +1,4 @@
 // What save() costs the trainer's thread: an engine alone, and the same as rank 0 of many, whose others are light.
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -19,7 +17,7 @@ namespace {
 
 constexpr std::size_t kTensors = 64;
 constexpr std::size_t kTensorBytes = 256u << 10;
-constexpr std::chrono::minutes kPatience{2};
+constexpr std::chrono::minutes kEnginePatience{2};
 
 // Ranks 1 and up.
 class LightOthers {
@@ -37,7 +35,7 @@ class LightOthers {
       DirectoryCoordinator& coordinator = rank == 1 ? coordinator_ : own;
       static_cast<void>(coordinator.gather({rank, ranks_, ids.back(), ranks_}, {clock_.now(), {}}));
     }
-    SW_TRY(coordinator_.gather({1, ranks_, ids.front(), ranks_}, {clock_.now() + kPatience, {}}));
+    SW_TRY(coordinator_.gather({1, ranks_, ids.front(), ranks_}, {clock_.now() + kEnginePatience, {}}));
     SW_TRY(until([&] { return newest_attempt_number(fs_, directory_).value_or(0) > 0; }));
     SW_ASSIGN(attempt_, read_attempt(fs_, directory_, 1));
     return {};
@@ -50,7 +48,8 @@ class LightOthers {
     for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
       const Record record = light_record(attempt_, step, rank);
       SW_TRY(write_light_record(fs_, path, record));
-      Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kPatience}, coordinator_, fs_, clock_);
+      Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kEnginePatience}, coordinator_, fs_,
+                  clock_);
       IndexLedger ledger;  // forgets: its ballots are whole, always
       SW_TRY(fleet.vote(version, path, light_ballot(record, no_tensors(rank)), ledger, {}));
     }
@@ -65,7 +64,7 @@ class LightOthers {
   }
   template <class Condition>
   Status until(const Condition& condition) {
-    for (const TimePoint deadline = clock_.now() + kPatience; !condition();) {
+    for (const TimePoint deadline = clock_.now() + kEnginePatience; !condition();) {
       if (clock_.now() > deadline) return fail(ErrorKind::kTimeout, "the engine did not begin to save", directory_);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -85,20 +84,14 @@ class LightOthers {
   Attempt attempt_;
 };
 
-double cpu_of_this_thread() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 }  // namespace
 
 Result<SaveRow> measure_saves(const std::string& directory, const CommitPlan& plan, std::uint32_t ranks) {
   const auto fs = make_posix_file_system();
   const SystemClock clock;
-  SW_ASSIGN(
-      Engine engine,
-      Engine::open({.path = directory, .world = ranks, .commit_timeout = kPatience, .fan_in = std::max(ranks, 2u)}));
+  SW_ASSIGN(Engine engine,
+            Engine::open(
+                {.path = directory, .world = ranks, .commit_timeout = kEnginePatience, .fan_in = std::max(ranks, 2u)}));
   LightOthers others(*fs, clock, directory, ranks);
   const std::vector<std::byte> memory(kTensors * kTensorBytes);
   std::vector<double> wall_s;
@@ -112,10 +105,10 @@ Result<SaveRow> measure_saves(const std::string& directory, const CommitPlan& pl
                                .data = memory.data() + i * kTensorBytes});
     }
     const auto began = std::chrono::steady_clock::now();
-    const double cpu = cpu_of_this_thread();
+    const double cpu = thread_cpu_seconds();
     SW_TRY(engine.save(step, std::move(state)));
     if (step > 1) {  // the first makes pool and threads
-      cpu_s.push_back(cpu_of_this_thread() - cpu);
+      cpu_s.push_back(thread_cpu_seconds() - cpu);
       wall_s.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
     }
     if (ranks > 1 && step == 1) SW_TRY(others.join());

@@ -20,7 +20,6 @@ constexpr unsigned kPoolCheckpoints = 3;
 constexpr std::uint64_t kKeptInLongRuns = 2;  // the engine's default
 constexpr std::array kWays{Way::kBlocking, Way::kCopyThenFlush, Way::kChunked, Way::kLazyHostFence,
                            Way::kLazyDeviceFence};
-constexpr std::array kDisks{DiskSpeed::kPaper, DiskSpeed::kOfThisMachine};
 
 // The goals of issue 4.
 constexpr double kOfBlocking = 1.0 / 50;

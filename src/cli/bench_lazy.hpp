@@ -16,6 +16,7 @@
 namespace slackwater::cli {
 
 enum class DiskSpeed : std::uint8_t { kPaper, kOfThisMachine };
+inline constexpr std::array kDisks{DiskSpeed::kPaper, DiskSpeed::kOfThisMachine};
 [[nodiscard]] std::string_view disk_name(DiskSpeed disk);
 
 inline constexpr std::size_t kLanes = 6;  // runs side by side, at most

@@ -14,8 +14,6 @@ namespace {
 
 using enum Table::Align;
 
-constexpr std::array kDisks{DiskSpeed::kPaper, DiskSpeed::kOfThisMachine};
-
 std::string number(double value) {
   if (value == 0) return "0";
   if (std::abs(value) >= 100) return fmt::format("{:.0f}", value);

@@ -32,12 +32,6 @@ constexpr std::uint64_t kShardBytes = kRowsOfARank * kColumns * 2;
 constexpr std::uint64_t kHeaderBytes = 64u << 10;
 constexpr std::chrono::minutes kPatience{10};
 
-double thread_cpu_seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
-}
-
 // What `call` took is added to `cost`.
 template <class Call>
 auto timed(Cost& cost, const Call& call) {
@@ -104,6 +98,12 @@ class MemoryPeak {
 };
 
 }  // namespace
+
+double thread_cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
 
 Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank) {
   Record record{.run = attempt.run, .identity = {step, attempt.number, rank, attempt.world}, .files = {}};

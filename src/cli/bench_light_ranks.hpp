@@ -24,6 +24,8 @@ namespace slackwater::cli {
 enum class RankRole : std::uint8_t { kMember, kSpeaker, kLeader };
 inline constexpr std::size_t kRoles = 3;
 
+[[nodiscard]] double thread_cpu_seconds();  // of the calling thread
+
 // What one call took.
 struct Cost {
   double wall_s = 0;

@@ -12,7 +12,7 @@ namespace slackwater::cli {
 namespace {
 
 constexpr std::uint64_t kLayers = 24;
-constexpr std::uint64_t kColumns = 256;
+constexpr std::uint64_t kTrainerColumns = 256;
 constexpr std::uint64_t kGapBytes = 512;             // no two tensors touch: copies of neighbours cannot be merged
 constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15;  // what one update adds to every word
 
@@ -40,10 +40,10 @@ Result<std::unique_ptr<Trainer>> Trainer::create(const SimulatedGpu& gpu, std::u
 }
 
 Status Trainer::open(std::uint64_t state_bytes) {
-  const std::uint64_t rows = std::max<std::uint64_t>(state_bytes / kBytesPerParameter / kLayers / kColumns, 1);
+  const std::uint64_t rows = std::max<std::uint64_t>(state_bytes / kBytesPerParameter / kLayers / kTrainerColumns, 1);
   for (std::uint64_t layer = 0; layer < kLayers; ++layer) {
     for (const Kind& kind : kKinds) {
-      const std::uint64_t size_bytes = rows * kColumns * item_bytes(kind.dtype);
+      const std::uint64_t size_bytes = rows * kTrainerColumns * item_bytes(kind.dtype);
       pieces_.push_back({fmt::format(fmt::runtime(kind.name), layer), kind.dtype, block_bytes_, size_bytes});
       state_bytes_ += size_bytes;
       block_bytes_ += round_up(size_bytes, kGapBytes) + kGapBytes;
@@ -73,11 +73,11 @@ State Trainer::state() const {
   State state;
   state.tensors.reserve(pieces_.size());
   for (const Piece& piece : pieces_) {
-    const auto rows = static_cast<std::int64_t>(piece.size_bytes / item_bytes(piece.dtype) / kColumns);
+    const auto rows = static_cast<std::int64_t>(piece.size_bytes / item_bytes(piece.dtype) / kTrainerColumns);
     state.tensors.push_back(
         {.name = piece.name,
          .dtype = piece.dtype,
-         .shape = {rows, static_cast<std::int64_t>(kColumns)},
+         .shape = {rows, static_cast<std::int64_t>(kTrainerColumns)},
          .strides = {},
          .data = reinterpret_cast<const void*>(block_ + piece.offset),  // NOLINT(performance-no-int-to-ptr)
          .device = gpu_.ordinal()});

@@ -12,7 +12,7 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kLsFooter =
     R"(A version counts if it is committed by the newest attempt (start of the run) or adopted by it.
 --all also shows those that are
   superseded   committed, then left behind by a rollback
@@ -27,7 +27,7 @@ Examples:
   slackwater ls runs/gpt
   slackwater ls runs/gpt --json | jq '.versions[-1].step')";
 
-struct Arguments {
+struct LsArguments {
   std::string directory;
   bool all = false;
   bool json = false;
@@ -38,7 +38,7 @@ bool has_manifest(const CatalogEntry& entry) {
          entry.state == VersionState::kAborted;
 }
 
-void print_json(const Arguments& arguments, const Catalog& catalog) {
+void print_json(const LsArguments& arguments, const Catalog& catalog) {
   OrderedJson versions = OrderedJson::array();
   for (const CatalogEntry& entry : catalog.entries) {
     if (!arguments.all && entry.state != VersionState::kCounts) continue;
@@ -55,7 +55,7 @@ void print_json(const Arguments& arguments, const Catalog& catalog) {
   fmt::print("{}\n", dump(document));
 }
 
-void print_table(const Arguments& arguments, const Catalog& catalog) {
+void print_table(const LsArguments& arguments, const Catalog& catalog) {
   using enum Table::Align;
   Table table({kRight, kRight, kLeft, kRight, kRight, kRight, kLeft});
   table.add({"STEP", "ATTEMPT", "WHEN", "SIZE", "TENSORS", "WORLD", "STATE"});
@@ -80,7 +80,7 @@ void print_table(const Arguments& arguments, const Catalog& catalog) {
     print_problem("note", fmt::format("there is no committed checkpoint in {}", arguments.directory));
 }
 
-int run(const Arguments& arguments) {
+int run_ls(const LsArguments& arguments) {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const std::optional<Catalog> catalog = open_catalog(*fs, arguments.directory);
   if (!catalog) return kFailed;
@@ -100,13 +100,13 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 Verb add_ls(CLI::App& parser) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<LsArguments>();
   CLI::App* verb = parser.add_subcommand("ls", "List the checkpoints of a directory, oldest first");
   verb->add_option("DIR", arguments->directory, "Directory the trainer saves to")->required();
   verb->add_flag("-a,--all", arguments->all, "Also what does not count: superseded, aborted, undecided, unreadable");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
-  verb->footer(kFooter);
-  return {verb, [arguments] { return run(*arguments); }};
+  verb->footer(kLsFooter);
+  return {verb, [arguments] { return run_ls(*arguments); }};
 }
 
 }  // namespace slackwater::cli

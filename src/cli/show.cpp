@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
 
-constexpr const char* kFooter =
+constexpr const char* kShowFooter =
     R"(PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
@@ -35,7 +35,7 @@ Examples:
   slackwater show runs/gpt@42 'model.*.bias'
   slackwater show runs/gpt --tree)";
 
-struct Arguments {
+struct ShowArguments {
   std::string location;
   std::string pattern;
   bool tree = false;
@@ -75,7 +75,7 @@ Totals for_each_match(const Checkpoint& checkpoint, const std::string& pattern, 
 }
 
 // Written piece by piece: 100,000 tensors as one JSON value would cost far more memory than the checkpoint's own list of them.
-void print_json(const Arguments& arguments, const Location& location, const Checkpoint& checkpoint) {
+void print_json(const ShowArguments& arguments, const Location& location, const Checkpoint& checkpoint) {
   OrderedJson files = OrderedJson::array();
   for (const FileInfoOnTier& file : checkpoint.files())
     files.push_back({{"name", file.name}, {"rank", file.rank}, {"size_bytes", file.size_bytes}});
@@ -113,7 +113,7 @@ void print_tree(const std::string& tree, std::size_t max_lines, std::string_view
     fmt::print("{}... {}; --tree prints all of it\n", indent, plural(lines - max_lines, "more line"));
 }
 
-void print_text(const Arguments& arguments, const Checkpoint& checkpoint) {
+void print_text(const ShowArguments& arguments, const Checkpoint& checkpoint) {
   const VersionInfo& version = checkpoint.version();
   fmt::print("step {}, attempt {}, committed {}, {} in {}{}\n", version.step, version.attempt,
              local_time(version.created_unix_ms), format_bytes(version.size_bytes),
@@ -144,7 +144,7 @@ void print_text(const Arguments& arguments, const Checkpoint& checkpoint) {
   print_tree(checkpoint.tree(), kTreeLines, "  ");
 }
 
-int run(const Arguments& arguments) {
+int run_show(const ShowArguments& arguments) {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const Location location = parse_location(arguments.location);
   const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
@@ -180,14 +180,14 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 Verb add_show(CLI::App& parser) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ShowArguments>();
   CLI::App* verb = parser.add_subcommand("show", "Show what a checkpoint holds: tensors, metadata, tree");
   verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: the newest)")->required();
   CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors whose names match this glob");
   verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
-  verb->footer(kFooter);
-  return {verb, [arguments] { return run(*arguments); }};
+  verb->footer(kShowFooter);
+  return {verb, [arguments] { return run_show(*arguments); }};
 }
 
 }  // namespace slackwater::cli

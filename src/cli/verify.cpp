@@ -18,7 +18,7 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr const char* kFooter =
+constexpr const char* kVerifyFooter =
     R"(Without @STEP: every version that counts, and those whose manifest cannot be read. Damage is named by file, offset and tensors; the rest
 goes on being read. Exit code 1 if anything is damaged.
 
@@ -31,7 +31,7 @@ Examples:
 
 constexpr std::size_t kTensorsNamed = 8;
 
-struct Arguments {
+struct VerifyArguments {
   std::string location;
   bool json = false;
 };
@@ -92,7 +92,7 @@ std::vector<VersionName> choose(const Catalog& catalog, const Location& location
   return chosen;
 }
 
-int run(const Arguments& arguments) {
+int run_verify(const VerifyArguments& arguments) {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const Location location = parse_location(arguments.location);
   const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
@@ -146,13 +146,13 @@ int run(const Arguments& arguments) {
 }  // namespace
 
 Verb add_verify(CLI::App& parser) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* verb = parser.add_subcommand("verify", "Read every byte of checkpoints and name what is damaged");
   verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: all that count)")
       ->required();
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
-  verb->footer(kFooter);
-  return {verb, [arguments] { return run(*arguments); }};
+  verb->footer(kVerifyFooter);
+  return {verb, [arguments] { return run_verify(*arguments); }};
 }
 
 }  // namespace slackwater::cli
