@@ -15,7 +15,6 @@ namespace slackwater {
 namespace {
 
 using Digests = std::vector<std::pair<std::string, Digest128>>;
-constexpr std::size_t kDigestDigits = 32;
 
 Json replicas_to_json(const Ballot& ballot) {
   Json replicas = Json::array();
@@ -49,7 +48,7 @@ Status parse_records(const Json& json, std::string_view& attached, Ballot& ballo
     RecordRun run;
     SW_ASSIGN(run.first, json_u32(entry, "first", path));
     SW_ASSIGN(const std::uint32_t ranks, json_u32(entry, "ranks", path));
-    SW_ASSIGN(run.digests, take_attached(attached, std::uint64_t{ranks} * kDigestDigits, path));
+    SW_ASSIGN(run.digests, take_attached(attached, std::uint64_t{ranks} * RecordRun::kDigits, path));
     ballot.records.push_back(std::move(run));
   }
   return {};
@@ -153,7 +152,8 @@ Result<std::vector<RecordReference>> references(const Ballot& ballot, const Rank
   for (const RecordRun& run : ballot.records) {
     for (std::uint32_t i = 0; i < run.ranks(); ++i) {
       const std::uint32_t rank = run.first + i;
-      const auto digest = digest128_from_hex(std::string_view(run.digests).substr(i * kDigestDigits, kDigestDigits));
+      const auto digest =
+          digest128_from_hex(std::string_view(run.digests).substr(i * RecordRun::kDigits, RecordRun::kDigits));
       if (!digest) return corrupt(fmt::format("the digest of rank {}'s record is none", rank), path);
       records.push_back({rank, files.record(rank), *digest});
     }

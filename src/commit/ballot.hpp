@@ -18,13 +18,14 @@ namespace slackwater {
 
 // The records of ranks that follow each other. Kept as the text they come in: a speaker of thousands only passes it on.
 struct RecordRun {
+  static constexpr std::size_t kDigits = 32;  // hexadecimal, of a digest
   std::uint32_t first = 0;
-  std::string digests;  // 32 hexadecimal digits for each rank's
-  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(digests.size() / 32); }
+  std::string digests;  // of each rank's, one behind the other
+  [[nodiscard]] std::uint32_t ranks() const { return static_cast<std::uint32_t>(digests.size() / kDigits); }
 };
 
-// The part of the index of a rank, or of several that follow each other. Who hears it keeps it if the step commits, so
-// that one that has not changed since is only named.
+// The part of the index of a rank, or of several that follow each other. Who hears it keeps it, so that one that
+// has not changed since the last commit is only named.
 struct IndexPart {
   std::uint32_t rank = 0;   // the first, who speaks for the others
   std::uint32_t ranks = 1;  // how many

@@ -91,8 +91,11 @@ std::chrono::milliseconds Fleet::wait_on(unsigned level) const {
   return options_.timeout + more;
 }
 
-Patience Fleet::patience_on(unsigned level, const std::stop_token& stop) const {
-  return {clock_.now() + wait_on(level), stop};
+std::vector<Patience> Fleet::patience_by_level(const std::stop_token& stop) const {
+  const TimePoint now = clock_.now();
+  std::vector<Patience> patience;
+  for (unsigned level = 1; level <= tree_.height(); ++level) patience.push_back({now + wait_on(level), stop});
+  return patience;
 }
 
 Topic Fleet::votes(const VersionName& version, unsigned level) const {
@@ -261,8 +264,7 @@ Status Fleet::check_records(const VersionName& version, Ballot& ballot, const st
 
 Status Fleet::hear(Ballot& all, const VersionName& version, const std::string& directory, const std::stop_token& stop) {
   // All from now on: the others wait for the outcome only a little longer, however late a ballot of this group comes.
-  std::vector<Patience> waits;
-  for (unsigned level = 1; level <= tree_.height(); ++level) waits.push_back(patience_on(level, stop));
+  const std::vector<Patience> waits = patience_by_level(stop);
   for (unsigned level = 1; level <= tree_.height() && all.failures.empty(); ++level) {
     const std::string silence = fmt::format("did not report within {}{}: late, dead, or saving another step",
                                             seconds_text(wait_on(level)), level == 1 ? "" : " for its group");

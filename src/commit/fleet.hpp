@@ -84,8 +84,9 @@ class Fleet {
                                                  const std::stop_token& stop);
 
   [[nodiscard]] Patience patience(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
-  // From now on, for those who are heard on this level: all levels together take a quarter more than the first.
-  [[nodiscard]] Patience patience_on(unsigned level, const std::stop_token& stop) const;
+  // For those whom this rank hears on level 1, 2 and so on, all from now on: with each level a little more, and a quarter
+  // of the time-out on the highest of the tree.
+  [[nodiscard]] std::vector<Patience> patience_by_level(const std::stop_token& stop) const;
 
  private:
   [[nodiscard]] Topic votes(const VersionName& version, unsigned level) const;

@@ -118,8 +118,7 @@ Result<RestoreAgreement::Words> RestoreAgreement::gather_words(const char* name,
     }
     return true;
   };
-  std::vector<Patience> waits;  // all from now on
-  for (unsigned level = 1; level <= tree.height(); ++level) waits.push_back(fleet_.patience_on(level, {}));
+  const std::vector<Patience> waits = fleet_.patience_by_level({});
   for (unsigned level = 1; level <= tree.height(); ++level)
     SW_TRY(signs_.await(topic(tree.box(name, level)), tree.heard_on(level), waits[level - 1], take));
   if (fleet_.leads()) return words;
