@@ -89,6 +89,18 @@ class RanksTest : public EngineTest {
     }
     EXPECT_NE(statuses[0].error().message.find(words), std::string::npos) << statuses[0].error().message;
   }
+  // `witness`: who is seen to give the step up before the late one goes on.
+  void expect_late_rank_named(std::uint32_t world, std::uint32_t late, std::uint32_t witness) {
+    start(world, [](Options& options) { options.commit_timeout = milliseconds(700); });
+    commit_all(1);
+    ranks_[late]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
+    std::vector<Snapshot> snapshots = save_all(2);
+    ASSERT_FALSE(snapshots[witness].wait(Level::kCommitted));
+    ranks_[late]->fs->release_hung();
+    expect_same_abort(outcomes(std::move(snapshots)), fmt::format("rank {}: did not report within", late));
+    commit_all(3);
+    EXPECT_EQ(steps_on_disk(), (std::vector<std::uint64_t>{1, 3}));
+  }
   [[nodiscard]] std::vector<std::uint64_t> steps_on_disk() {
     static_cast<void>(ranks_[0]->engine->wait(Level::kCommitted));  // retention comes after the commit
     std::vector<std::uint64_t> steps;
@@ -185,30 +197,10 @@ TEST_F(RanksTest, AnErrorOnOneRankAbortsTheStepOnAllAndTheNextCommits) {
     EXPECT_EQ(entry.path().string().find("step-0000000006"), std::string::npos) << "debris: " << entry.path();
 }
 
-TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) {
-  start(4, [](Options& options) { options.commit_timeout = milliseconds(700); });
-  commit_all(1);
-  ranks_[3]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
-  std::vector<Snapshot> snapshots = save_all(2);
-  ASSERT_FALSE(snapshots[0].wait(Level::kCommitted));
-  ranks_[3]->fs->release_hung();
-  expect_same_abort(outcomes(std::move(snapshots)), "rank 3: did not report within");
-  commit_all(3);
-  EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
-}
+TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) { expect_late_rank_named(4, 3, 0); }
 
 // Of nine ranks in groups of two, rank 4 speaks for 4 to 7, and hears 6, who hears 7.
-TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) {
-  start(9, [](Options& options) { options.commit_timeout = milliseconds(700); });
-  commit_all(1);
-  ranks_[4]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
-  std::vector<Snapshot> snapshots = save_all(2);
-  ASSERT_FALSE(snapshots[8].wait(Level::kCommitted));
-  ranks_[4]->fs->release_hung();
-  expect_same_abort(outcomes(std::move(snapshots)), "rank 4: did not report within");
-  commit_all(3);
-  EXPECT_EQ(steps_on_disk(), (Steps{1, 3}));
-}
+TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) { expect_late_rank_named(9, 4, 8); }
 
 TEST_F(RanksTest, RanksInOtherGroupsAreToldSoBeforeAnythingIsSaved) {
   start(3, [](Options& options) {
