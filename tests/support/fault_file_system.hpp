@@ -16,12 +16,14 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -80,9 +82,11 @@ class FaultPlan {
     const std::lock_guard lock(mutex_);
     faults_.push_back({.call = call, .hangs = true, .when = std::move(when)});
   }
-  void release_hung() {
+  // `next`: what hangs after that, set in the same moment.
+  void release_hung(std::optional<std::pair<FsCall, FaultWhen>> next = {}) {
     const std::lock_guard lock(mutex_);
     std::erase_if(faults_, [](const Fault& fault) { return fault.hangs; });
+    if (next) faults_.push_back({.call = next->first, .hangs = true, .when = std::move(next->second)});
     ++releases_;
     hung_changed_.notify_all();
   }
@@ -103,10 +107,19 @@ class FaultPlan {
     return calls_;
   }
 
+  void fail_each_read_once(int sys_errno) {
+    const std::lock_guard lock(mutex_);
+    flaky_errno_ = sys_errno;
+  }
+
   // Notes the call; an Error if it is to fail. Returns late if it is to be slow, or not at all.
-  [[nodiscard]] Status meet(FsCall call, const std::string& path) {
+  [[nodiscard]] Status meet(FsCall call, const std::string& path, bool reads = false) {
     std::unique_lock lock(mutex_);
     calls_.push_back(call);
+    reads |= call == FsCall::kList || call == FsCall::kStatus || call == FsCall::kReadAt ||
+             call == FsCall::kFileStatus || call == FsCall::kQueueRead;
+    if (reads && flaky_errno_ != 0 && failed_once_.insert({call, path}).second)
+      return slackwater::fail(error_from_errno(flaky_errno_, "injected fault", path));
     for (Fault& fault : faults_) {
       if (fault.call != call || path.find(fault.when.path) == std::string::npos) continue;
       if (fault.when.nth > 1) {
@@ -132,11 +145,30 @@ class FaultPlan {
     return {};
   }
 
+  // Of all queues.
+  void begin_transfer() { ++in_flight_; }
+  void end_transfers(std::size_t count) { in_flight_ -= count; }
+  void note_set_direct() { set_direct_in_flight_ = std::max(set_direct_in_flight_.load(), in_flight_.load()); }
+  [[nodiscard]] std::uint64_t set_direct_in_flight() const { return set_direct_in_flight_; }
+
   void hold_writes(bool hold) {
     const std::lock_guard lock(mutex_);
     holding_ = hold;
     if (hold) return;
     for (IoQueue* queue : queues_) queue->wake();  // the held ones go on in its next wait()
+  }
+  void let_pass(std::uint64_t writes) {
+    const std::lock_guard lock(mutex_);
+    may_pass_ += writes;
+    for (IoQueue* queue : queues_) queue->wake();
+  }
+  // Whether one held write may go on now.
+  [[nodiscard]] bool passes() {
+    const std::lock_guard lock(mutex_);
+    if (!holding_) return true;
+    if (may_pass_ == 0) return false;
+    --may_pass_;
+    return true;
   }
   void add_queue(IoQueue* queue) {
     const std::lock_guard lock(mutex_);
@@ -173,11 +205,16 @@ class FaultPlan {
   std::condition_variable hung_changed_;
   std::vector<Fault> faults_;  // guarded by mutex_, as all below
   std::vector<FsCall> calls_;
+  int flaky_errno_ = 0;
+  std::set<std::pair<FsCall, std::string>> failed_once_;
   bool holding_ = false;
-  std::uint64_t held_ = 0;  // writes ever held back
-  std::uint64_t hung_ = 0;  // calls that ever hung
+  std::uint64_t may_pass_ = 0;  // writes, while holding
+  std::uint64_t held_ = 0;      // writes ever held back
+  std::uint64_t hung_ = 0;      // calls that ever hung
   std::uint64_t releases_ = 0;
-  std::vector<IoQueue*> queues_;  // alive
+  std::vector<IoQueue*> queues_;                         // alive
+  std::atomic<std::uint64_t> in_flight_ = 0;             // not guarded
+  std::atomic<std::uint64_t> set_direct_in_flight_ = 0;  // not guarded
 };
 
 class FaultFile final : public File {
@@ -219,6 +256,7 @@ class FaultFile final : public File {
     return inner_->status();
   }
   [[nodiscard]] Status set_direct(bool direct) override {
+    plan_->note_set_direct();
     if (Status met = meet(FsCall::kSetDirect); !met) return met;
     return inner_->set_direct(direct);
   }
@@ -257,7 +295,9 @@ class FaultQueue final : public IoQueue {
   [[nodiscard]] Status submit(const IoRequest& request) override {
     if (in_flight() >= depth()) return slackwater::fail(ErrorKind::kInternal, "the I/O queue is full");
     const bool write = request.op == IoOp::kWrite;
-    if (Status met = plan_->meet(write ? FsCall::kQueueWrite : FsCall::kQueueRead, request.file->path()); !met) {
+    const Status met = plan_->meet(write ? FsCall::kQueueWrite : FsCall::kQueueRead, request.file->path());
+    plan_->begin_transfer();
+    if (!met) {
       failed_.push_back({request.tag, slackwater::fail(met.error())});
       return {};
     }
@@ -271,16 +311,19 @@ class FaultQueue final : public IoQueue {
     return inner_->submit(passed);
   }
   [[nodiscard]] Status wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) override {
-    if (!plan_->holding()) {
-      for (const IoRequest& request : std::exchange(held_, {})) {
-        if (Status passed = inner_->submit(request); !passed)
-          failed_.push_back({request.tag, slackwater::fail(passed.error())});
-      }
+    while (!held_.empty() && plan_->passes()) {
+      const IoRequest request = held_.front();
+      held_.erase(held_.begin());
+      if (Status passed = inner_->submit(request); !passed)
+        failed_.push_back({request.tag, slackwater::fail(passed.error())});
     }
-    if (!failed_.empty()) timeout = Duration::zero();
+    // Failures come alone, before all that is under way.
+    const std::size_t before = completions.size();
     for (IoCompletion& completion : failed_) completions.push_back(std::move(completion));
+    const Status waited = failed_.empty() ? inner_->wait(completions, timeout) : Status();
     failed_.clear();
-    return inner_->wait(completions, timeout);
+    plan_->end_transfers(completions.size() - before);
+    return waited;
   }
   void forget(File& file) override { inner_->forget(static_cast<FaultFile&>(file).inner()); }
   void wake() override { inner_->wake(); }
@@ -300,20 +343,28 @@ class FaultFileSystem final : public FileSystem {
   void delay(FsCall call, Duration delay, FaultWhen when = {}) { plan_->delay(call, delay, std::move(when)); }
   void hang(FsCall call, FaultWhen when = {}) { plan_->hang(call, std::move(when)); }
   void release_hung() { plan_->release_hung(); }
+  void release_hung_until(FsCall call, FaultWhen when = {}) { plan_->release_hung(std::pair(call, std::move(when))); }
   // Returns when that many calls have hung in all.
   void wait_hung(std::uint64_t calls) { plan_->wait_hung(calls); }
   void clear_faults() { plan_->clear(); }
+  // From now on every call that only reads fails with this errno the first time it meets a path, and works from then on.
+  void fail_each_read_once(int sys_errno) { plan_->fail_each_read_once(sys_errno); }
   [[nodiscard]] std::uint64_t count(FsCall call) const { return plan_->count(call); }
+  // The most transfers that queues had under way when O_DIRECT was turned on or off.
+  [[nodiscard]] std::uint64_t set_direct_in_flight() const { return plan_->set_direct_in_flight(); }
   [[nodiscard]] std::vector<FsCall> calls() const { return plan_->calls(); }  // all so far, failed ones too, in order
 
   // From now on writes given to queues do not complete, until released.
   void hold_writes() { plan_->hold_writes(true); }
   void release_writes() { plan_->hold_writes(false); }
+  // This many go on, and the rest is held back further.
+  void release_writes(std::uint64_t writes) { plan_->let_pass(writes); }
   // Returns when that many writes have been held back in all.
   void wait_held(std::uint64_t writes) { plan_->wait_held(writes); }
 
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
-    if (Status met = plan_->meet(FsCall::kOpen, path); !met) return slackwater::fail(met.error());
+    if (Status met = plan_->meet(FsCall::kOpen, path, mode == OpenMode::kRead); !met)
+      return slackwater::fail(met.error());
     auto file = inner_.open(path, mode, direct);
     if (!file) return file;
     return std::make_unique<FaultFile>(std::move(*file), plan_);

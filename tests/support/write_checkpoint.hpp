@@ -98,6 +98,13 @@ class CheckpointWriter {
     attempt_ = must(store_->claim("test", std::move(adopted)));
   }
 
+  // Claims an attempt that adopts just these.
+  CheckpointWriter(std::string root, std::vector<VersionName> adopted, std::vector<SetAside> set_aside = {})
+      : root_(std::move(root)) {
+    store_ = must(VersionStore::open(*fs_, clock_, root_, Log([](LogLevel, std::string_view) {})));
+    attempt_ = must(store_->claim("test", std::move(adopted), {}, std::move(set_aside)));
+  }
+
   // Commits the state; the path of its directory.
   std::string write(std::uint64_t step, const State& state, std::uint64_t max_header_bytes = kMaxHeaderBytes) {
     must(check_state(state));
