@@ -2,6 +2,8 @@
 #   Target sw_<folder>, made of src/<folder>. USES names the only other folders it may include from; LIBRARIES are third-party.
 # slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...])
 #   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan.
+# slackwater_test_on_nfs(<names>)
+#   Runs these tests a second time, as <name>_on_nfs, with each rank on an NFS host of its own (tests/support/rank_storage.hpp).
 # slackwater_mpirun(<variable>)
 #   The words that start ranks on this machine alone, talking through shared memory; next come their number and the program.
 
@@ -64,6 +66,14 @@ function(slackwater_test name)
     add_dependencies(threads_tests ${name})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
+endfunction()
+
+function(slackwater_test_on_nfs)
+  foreach(name ${ARGN})
+    add_test(NAME ${name}_on_nfs COMMAND ${name})
+    get_test_property(${name} LABELS labels)
+    set_tests_properties(${name}_on_nfs PROPERTIES LABELS "${labels}" TIMEOUT 600 ENVIRONMENT "SLACKWATER_TEST_NFS=1")
+  endforeach()
 endfunction()
 
 function(slackwater_mpirun variable)

@@ -27,6 +27,7 @@ struct VersionInfo {
   std::uint64_t tensor_count = 0;
   std::int64_t created_unix_ms = 0;  // wall clock of the writer; for people, never for decisions
   bool pinned = false;
+  std::map<std::string, double> metrics = {};  // of the step, as rank 0 gave them; NaN for what was not finite
 };
 
 struct FileInfoOnTier {

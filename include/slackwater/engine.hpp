@@ -4,8 +4,10 @@
 //   auto snapshot = engine->save(step, state);   // milliseconds; the state must not change until...
 //   (**snapshot).fence();                        // ...here: now the update may be issued
 //
-// Thread rule: save, restore, pin, remove and close belong to one thread (the trainer's); everything else, and
-// all of Snapshot, may be called from any thread. In a forked child every call answers kClosed and does nothing.
+// Thread rule: save, restore, pin and remove belong to one thread (the trainer's); everything else, and all of Snapshot, may be
+// called from any thread. That includes close(): what save() returned a Snapshot for is committed or named by close(), and a
+// save() that comes too late answers kClosed. Only the destructor needs all other calls to have returned. docs/threading.md has
+// every pair. In a forked child every call answers kClosed and does nothing.
 // Lifetime: a Snapshot may outlive its Engine; it then reports how it ended.
 #pragma once
 
@@ -73,12 +75,13 @@ class Snapshot {
   // Waits for that. False on time-out.
   [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout = {}) const;
 
-  // For State::sealed_by_caller, once: the sources were unchanged, or the named tensor was found changed.
-  void seal(std::optional<std::string> torn_tensor = {});
+  // For State::sealed_by_caller, once: the sources were unchanged, or the named tensors were found changed.
+  void seal(std::vector<std::string> torn_tensors = {});
 
   [[nodiscard]] std::optional<Error> error() const;
-  // The tensor that was found changed before the fence, if that is what it failed with.
-  [[nodiscard]] std::optional<std::string> torn_tensor() const;
+  // The tensors that were found changed before the fence, if that is what it failed with. From the next save() on they are
+  // captured inside save().
+  [[nodiscard]] std::vector<std::string> torn_tensors() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
 
@@ -100,9 +103,16 @@ struct EngineStats {
   bool registered_buffers = false;
 };
 
+// A version that the caller has found damaged, in a way that restore() itself cannot see.
+struct PassedOver {
+  std::uint64_t step = 0;
+  std::string why;  // one sentence
+};
+
 struct RestoreOptions {
-  std::optional<std::uint64_t> step;  // nullopt: the newest that counts
-  std::vector<StreamRef> after;       // work queued on these streams so far is over before a byte is placed on their device
+  std::optional<std::uint64_t> step;    // nullopt: the newest that counts
+  std::vector<PassedOver> passed_over;  // newest versions that are not tried, but set aside as damaged; one rank only
+  std::vector<StreamRef> after;  // work queued on these streams so far is over before a byte is placed on their device
 };
 
 struct Restored {
@@ -122,26 +132,32 @@ class Engine {
 
   // Waits for all snapshots in flight, then tries versions from the newest (or the step asked for) downwards:
   // `plan` is shown the opened checkpoint and answers where its tensors go; an Error from it ends the restore. A damaged version is
-  // logged and passed over (OnDamage::kFallback, and no step asked for), or is an Error. nullopt: nothing there to restore.
+  // logged, passed over and set aside (OnDamage::kFallback, and no step asked for), or is an Error. Storage that cannot be read is
+  // tried again, and then is an Error: it is never taken for damage. nullopt: nothing there to restore.
   using Plan = std::function<Result<std::vector<Target>>(const Checkpoint&)>;
   [[nodiscard]] Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
 
-  // Until everything in flight has reached `level` or failed. The first background error not yet reported comes out here.
+  // Until everything in flight has reached `level` or failed. The first background error not yet reported comes out here, with the other
+  // steps that were not checkpointed.
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
   // Returns when the sources of every snapshot in flight may be written again; with streams, by work queued on those.
   Status fence(std::span<const StreamRef> streams = {});
 
   // That count, oldest first. Of several ranks, those other than rank 0 look into the directory for it, at each call.
   [[nodiscard]] std::vector<VersionInfo> versions() const;
-  Status pin(std::uint64_t step);  // retention never deletes it
-  Status remove(std::uint64_t step);
+  // Retention never deletes it. A step in flight is pinned before it can be seen as committed; if it fails, that is
+  // reported as any failure, and no pin is left.
+  Status pin(std::uint64_t step);
+  Status remove(std::uint64_t step);  // the live version of the step, and those of it that were set aside
 
   // First background error not yet reported by wait() or close(); does not clear it.
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
 
-  // Waits for everything in flight, at most `timeout`; stops the threads, releases the lock. Idempotent. What had
-  // not been committed when time ran out is given up and named in the Error.
+  // Waits for everything in flight, at most `timeout`; stops the threads, releases the lock. What had not been committed when
+  // time ran out is given up and named in the Error, as is every step that failed and was not reported yet. Any thread may call it, at any
+  // time but in a callback on a thread of the engine (log, State::owner). A second call waits for the first (kTimeout: it is
+  // not over yet) and has nothing to report.
   Status close(std::optional<std::chrono::milliseconds> timeout = {});
 
   Engine(Engine&&) noexcept;

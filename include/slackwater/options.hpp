@@ -27,6 +27,13 @@ enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads };
 
 inline constexpr std::uint32_t kMaxWorld = 65'536;
 
+// The best checkpoints by a metric (State::metrics), kept besides the newest.
+struct KeepBest {
+  std::string metric;       // its name; empty: none are kept for being good
+  std::uint64_t count = 0;  // how many
+  bool highest = false;     // which are best: those with the highest value, or those with the lowest
+};
+
 struct Options {
   std::string path;                       // directory of tier 0; made if its parent exists
   std::uint64_t pool_bytes = 0;           // 0: auto, min(state, 1/4 of available memory / local ranks)
@@ -38,6 +45,7 @@ struct Options {
   OnDamage on_damage = OnDamage::kFallback;
   std::uint64_t keep = 2;                 // newest checkpoints kept; 0 keeps all
   std::uint64_t keep_every = 0;           // also keep steps divisible by this; 0: none
+  KeepBest keep_best;                     // also keep the best ones by a metric
   bool paranoid = false;                  // hash every byte at save() and again after the copy
   IoBackend io_backend = IoBackend::kAuto;
   bool direct_io = true;                  // O_DIRECT where the file system takes it

@@ -61,6 +61,8 @@ struct Tensor {
   std::optional<Shard> shard;  // none: a tensor of this rank alone
 };
 
+inline constexpr std::size_t kMaxMetrics = 1'000;
+
 // What a rank hands over for one step.
 struct State {
   std::vector<Tensor> tensors;
@@ -68,7 +70,15 @@ struct State {
   // not worked out anew at every save(). None: each state stands for itself.
   std::shared_ptr<const void> structure;
   std::string tree;                             // typed JSON of structure and plain values; opaque here
+  // Texts, by name, that must be the same on all ranks, or the step is aborted: parts of `tree`, given once more. Members
+  // of JSON objects are compared, and named, one by one, in whatever order they stand.
+  std::map<std::string, std::string> replicated_values;
   std::map<std::string, std::string> metadata;  // the user's own words about this step
+  // Numbers about this step, for KeepBest, kept in the manifest: those of rank 0 count. What is not finite is never
+  // among the best. At most kMaxMetrics, names of 64 KiB in all.
+  std::map<std::string, double> metrics;
+  bool never_skip = false;                      // with OnBusy::kSkip: waits for room. One rank only
+  bool pin = false;                             // pinned from the moment it is committed; one rank that asks is enough
   std::shared_ptr<void> owner;                  // released when no source byte will be read any more
   // True if the caller checks the sources himself as well (Python: tensor._version) and will call
   // Snapshot::seal(); the version is not committed before.

@@ -9,8 +9,7 @@ namespace {
 ErrorKind kind_of(int sys_errno) {
   switch (sys_errno) {
     case ENOSPC:
-    case EDQUOT:
-    case EFBIG: return ErrorKind::kNoSpace;
+    case EDQUOT: return ErrorKind::kNoSpace;  // not EFBIG: no deleted file makes room under a limit on the size of one
     case EACCES:
     case EPERM:
     case EROFS: return ErrorKind::kPermission;

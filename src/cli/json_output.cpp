@@ -8,6 +8,7 @@ std::string_view state_name(VersionState state) {
   switch (state) {
     case VersionState::kCounts: return "counts";
     case VersionState::kSuperseded: return "superseded";
+    case VersionState::kSetAside: return "set aside";
     case VersionState::kAborted: return "aborted";
     case VersionState::kUndecided: return "undecided";
     case VersionState::kUnreadable: return "unreadable";

@@ -1,6 +1,7 @@
 #include "cli/location.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <system_error>
@@ -8,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/json_output.hpp"
 #include "cli/text.hpp"
 #include "commit/names.hpp"
 
@@ -50,7 +52,12 @@ std::string guess(const std::string& directory) {
 
 }  // namespace
 
-void print_error(const Error& error) { print_problem("error", error.to_string()); }
+void print_error(const Error& error) {
+  print_problem("error", error.to_string());
+  if (error.kind == ErrorKind::kPermission)
+    print_problem("hint", error.sys_errno == EROFS ? "this file system is mounted read-only"
+                                                   : "run this as a user who may, such as the trainer's");
+}
 
 Location parse_location(const std::string& text) {
   const std::size_t at = text.rfind('@');
@@ -79,6 +86,16 @@ std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory
   return std::move(*catalog);
 }
 
+std::optional<std::vector<std::uint64_t>> steps_named(const Location& location, std::vector<std::uint64_t> steps) {
+  if (location.step) steps.push_back(*location.step);
+  std::ranges::sort(steps);
+  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+  if (!steps.empty()) return steps;
+  print_problem("error", "no step is named");
+  print_problem("hint", fmt::format("slackwater ls {} shows which there are", location.directory));
+  return std::nullopt;
+}
+
 std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location& location) {
   const std::vector<VersionInfo> counting = catalog.counting();
   if (!location.step && !counting.empty()) return counting.back();
@@ -92,14 +109,22 @@ std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location
     return std::nullopt;
   }
   print_problem("error", fmt::format("there is no checkpoint of step {} in {}", *location.step, location.directory));
-  for (const CatalogEntry& entry : catalog.entries)
-    if (entry.name.step == *location.step && entry.error) print_error(*entry.error);
+  for (const CatalogEntry& entry : catalog.entries) {
+    if (entry.name.step != *location.step) continue;
+    if (entry.error) {
+      print_error(*entry.error);
+    } else {
+      print_problem("note", fmt::format("{} does not count: it is {}{}", entry.info.directory, state_name(entry.state),
+                                        entry.why.empty() ? "" : ": " + entry.why));
+    }
+  }
   constexpr std::size_t kNamed = 10;
   std::vector<std::uint64_t> steps;
   for (auto version = counting.rbegin(); version != counting.rend() && steps.size() < kNamed; ++version)
     steps.push_back(version->step);
   if (steps.empty()) {
-    print_problem("hint", "no step is committed here");
+    print_problem("hint", fmt::format("no step is committed here; slackwater ls --all {} shows what there is",
+                                      location.directory));
   } else {
     print_problem("hint", fmt::format("there {} {}{}", counting.size() == 1 ? "is only step" : "are steps",
                                       fmt::join(steps, ", "), steps.size() < counting.size() ? ", ..." : ""));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "commit/catalog.hpp"
 #include "os/file_system.hpp"
@@ -24,7 +25,11 @@ struct Location {
 // The version that counts for the step, or the newest. nullopt after an error with the steps there are.
 [[nodiscard]] std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location& location);
 
-// "error: ..." for an Error.
+// The steps of DIR@STEP and STEP..., each once, lowest first. nullopt after an error: there are none.
+[[nodiscard]] std::optional<std::vector<std::uint64_t>> steps_named(const Location& location,
+                                                                    std::vector<std::uint64_t> steps);
+
+// "error: ..." for an Error, and "hint: ..." where its kind has a remedy.
 void print_error(const Error& error);
 
 }  // namespace slackwater::cli

@@ -14,14 +14,15 @@ namespace {
 
 constexpr const char* kLsFooter =
     R"(A version counts if it is committed by the newest attempt (start of the run) or adopted by it.
+One that a restore passed over as damaged is set aside: it is listed, kept, and never deleted by itself.
 --all also shows those that are
   superseded   committed, then left behind by a rollback
   aborted      given up by their writer
   undecided    being written now, or left over from a crash
   unreadable   manifest damaged or of a newer format
 
-Keys of --json: directory, newest_attempt (or null), versions [step, attempt, directory, world, size_bytes, tensor_count,
-created_unix_ms, created, pinned, state, error (unreadable ones)], warnings.
+Keys of --json: directory, newest_attempt, run_name (of that attempt; both may be null), versions [step, attempt,
+directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned, state, error (unreadable ones)], set_aside [the same, why], warnings.
 
 Examples:
   slackwater ls runs/gpt
@@ -34,24 +35,31 @@ struct LsArguments {
 };
 
 bool has_manifest(const CatalogEntry& entry) {
-  return entry.state == VersionState::kCounts || entry.state == VersionState::kSuperseded ||
-         entry.state == VersionState::kAborted;
+  return entry.state != VersionState::kUndecided && entry.state != VersionState::kUnreadable && !entry.error;
 }
 
 void print_json(const LsArguments& arguments, const Catalog& catalog) {
   OrderedJson versions = OrderedJson::array();
+  OrderedJson set_aside = OrderedJson::array();  // apart: whoever takes the last version wants one to restore
   for (const CatalogEntry& entry : catalog.entries) {
-    if (!arguments.all && entry.state != VersionState::kCounts) continue;
+    const bool aside = entry.state == VersionState::kSetAside;
+    if (!arguments.all && !aside && entry.state != VersionState::kCounts) continue;
     OrderedJson version = version_json(entry.info);
     version["state"] = std::string(state_name(entry.state));
+    if (aside) version["why"] = entry.why;
     if (entry.error) version["error"] = entry.error->to_string();
-    versions.push_back(std::move(version));
+    (aside ? set_aside : versions).push_back(std::move(version));
   }
   OrderedJson document{{"directory", arguments.directory},
                        {"newest_attempt", nullptr},
+                       {"run_name", nullptr},
                        {"versions", std::move(versions)},
+                       {"set_aside", std::move(set_aside)},
                        {"warnings", catalog.warnings}};
-  if (catalog.newest_attempt) document["newest_attempt"] = catalog.newest_attempt->number;
+  if (catalog.newest_attempt) {
+    document["newest_attempt"] = catalog.newest_attempt->number;
+    document["run_name"] = catalog.newest_attempt->run_name;
+  }
   fmt::print("{}\n", dump(document));
 }
 
@@ -61,11 +69,16 @@ void print_table(const LsArguments& arguments, const Catalog& catalog) {
   table.add({"STEP", "ATTEMPT", "WHEN", "SIZE", "TENSORS", "WORLD", "STATE"});
   std::size_t shown = 0;
   for (const CatalogEntry& entry : catalog.entries) {
-    if (!arguments.all && entry.state != VersionState::kCounts) continue;
+    const bool aside = entry.state == VersionState::kSetAside;
+    if (!arguments.all && !aside && entry.state != VersionState::kCounts) continue;
     ++shown;
     std::string state(state_name(entry.state));
     if (entry.info.pinned) state += ", pinned";
-    if (entry.error) state += ": " + escape_controls(entry.error->message);
+    if (aside) {
+      state += ": " + escape_controls(entry.why);
+    } else if (entry.error) {
+      state += ": " + escape_controls(entry.error->message);
+    }
     const std::string step = fmt::format("{}", entry.name.step);
     const std::string attempt = fmt::format("{}", entry.name.attempt);
     if (has_manifest(entry))
@@ -74,10 +87,15 @@ void print_table(const LsArguments& arguments, const Catalog& catalog) {
     else
       table.add({step, attempt, "-", "-", "-", "-", std::move(state)});
   }
-  if (shown > 0)
+  if (shown > 0) {
+    // Of the newest attempt alone: the names of earlier ones are forgotten after a while.
+    if (catalog.newest_attempt && !catalog.newest_attempt->run_name.empty())
+      fmt::print("run {} (attempt {})\n", escape_controls(catalog.newest_attempt->run_name),
+                 catalog.newest_attempt->number);
     table.print(stdout);
-  else
+  } else {
     print_problem("note", fmt::format("there is no committed checkpoint in {}", arguments.directory));
+  }
 }
 
 int run_ls(const LsArguments& arguments) {

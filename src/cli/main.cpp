@@ -1,4 +1,5 @@
-// slackwater: looks at checkpoint directories (reads only, takes no lock, may run beside a trainer), and measures the engine.
+// slackwater: looks at checkpoint directories (ls, show and verify only read, take no lock, and may run beside a
+// trainer), keeps or removes checkpoints (pin; rm and gc, which take the lock), and measures the engine.
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -17,19 +18,24 @@ constexpr const char* kFooter = R"(Examples:
   slackwater show runs/gpt@42 'model.*.weight'  some tensors of step 42
   slackwater verify runs/gpt                    read every byte of every checkpoint
   slackwater verify runs/gpt@42 --json          the same for one, for programs
+  slackwater pin runs/gpt 42                    keep step 42, whatever is deleted around it
+  slackwater rm runs/gpt 3 9                    remove two steps
+  slackwater gc runs/gpt --dry-run              what killed runs left behind
   slackwater bench lazy --quick                 lazy checkpoints on a simulated GPU
   slackwater bench commit --quick               commits of many ranks
 
-Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage or nothing readable there.)";
+Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing
+readable there.)";
 
 int run(int argc, char** argv) {
   CLI::App parser(
-      "Looks at Slackwater checkpoints: lists, shows and verifies them, and never changes one. Measures the engine.",
+      "Lists, shows, verifies, pins and removes Slackwater checkpoints. Measures the engine.",
       "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_bench(parser)};
+  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_pin(parser),
+                                add_rm(parser), add_gc(parser),     add_bench(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

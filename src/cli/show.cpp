@@ -1,9 +1,13 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -15,20 +19,24 @@
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
 #include "commit/coordinator.hpp"
+#include "layout/data_file.hpp"
 #include "restore/checkpoint_reader.hpp"
 
 namespace slackwater::cli {
 namespace {
 
 constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
+constexpr std::size_t kKeyLines = 16;   // of the totals; a flat state may have a key for each tensor
 
 constexpr const char* kShowFooter =
     R"(PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
+The totals are those of the keys at the top of the state: the first part of each tensor's name.
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
 Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata, tensors [name, dtype, shape, size_bytes, file,
 offset, alias_of (tied ones), boxes [offset, shape, rank, file, file_offset, size_bytes] (those in parts, whose file and offset are null)],
-totals [tensors, size_bytes (tied ones counted once)], rank_local_values, tree (null with PATTERN).
+totals [tensors, size_bytes (tied ones counted once), keys [key, tensors, size_bytes]], rank_local_values,
+tree (null with PATTERN).
 
 Examples:
   slackwater show runs/gpt
@@ -42,10 +50,25 @@ struct ShowArguments {
   bool json = false;
 };
 
-struct Totals {
+struct Total {
   std::uint64_t tensors = 0;
-  std::uint64_t size_bytes = 0;
+  std::uint64_t size_bytes = 0;  // tied ones counted once
+  void add(const TensorInfo& tensor) {
+    ++tensors;
+    if (tensor.alias_of.empty()) size_bytes += tensor.size_bytes;
+  }
 };
+struct Totals {
+  Total all;
+  std::map<std::string, Total, std::less<>> keys;  // at the top of the state
+};
+
+// "model" of "model.layers.0.weight", and of "rank-00003/model.layers.0.weight", where ranks have tensors of their own.
+std::string_view top_level_key(std::string_view name, std::uint32_t world) {
+  const std::size_t slash = name.find('/');
+  if (world > 1 && slash != std::string_view::npos && rank_of_local_name(name)) name.remove_prefix(slash + 1);
+  return name.substr(0, name.find('.'));
+}
 
 // Python's fnmatch has no escapes either: one syntax for both.
 bool matches(const std::string& pattern, const std::string& name) {
@@ -67,8 +90,10 @@ Totals for_each_match(const Checkpoint& checkpoint, const std::string& pattern, 
   Totals totals;
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     if (!matches(pattern, tensor.name)) continue;
-    ++totals.tensors;
-    if (tensor.alias_of.empty()) totals.size_bytes += tensor.size_bytes;
+    totals.all.add(tensor);
+    const std::string_view key = top_level_key(tensor.name, checkpoint.version().world);
+    const auto total = totals.keys.find(key);
+    (total != totals.keys.end() ? total->second : totals.keys[std::string(key)]).add(tensor);
     visit(tensor);
   }
   return totals;
@@ -87,9 +112,12 @@ void print_json(const ShowArguments& arguments, const Location& location, const 
     fmt::print("{}{}", separator, dump(tensor_json(tensor, checkpoint)));
     separator = ",\n";
   });
+  OrderedJson keys = OrderedJson::array();
+  for (const auto& [key, total] : totals.keys)
+    keys.push_back({{"key", key}, {"tensors", total.tensors}, {"size_bytes", total.size_bytes}});
   const auto differ = checkpoint.rank_local_values();
   fmt::print("],\n\"totals\":{},\n\"rank_local_values\":{},\n\"tree\":",
-             dump({{"tensors", totals.tensors}, {"size_bytes", totals.size_bytes}}),
+             dump({{"tensors", totals.all.tensors}, {"size_bytes", totals.all.size_bytes}, {"keys", std::move(keys)}}),
              dump(std::vector<std::string>(differ.begin(), differ.end())));
   if (!arguments.pattern.empty() || checkpoint.tree().empty())
     fmt::print("null");
@@ -113,6 +141,21 @@ void print_tree(const std::string& tree, std::size_t max_lines, std::string_view
     fmt::print("{}... {}; --tree prints all of it\n", indent, plural(lines - max_lines, "more line"));
 }
 
+// The largest first.
+void print_totals(const Totals& totals) {
+  std::vector<std::pair<std::string, Total>> keys(totals.keys.begin(), totals.keys.end());
+  std::ranges::stable_sort(keys, std::greater<>(), [](const auto& key) { return key.second.size_bytes; });
+  using enum Table::Align;
+  Table table({kLeft, kRight, kRight});
+  for (std::size_t i = 0; i < std::min(keys.size(), kKeyLines); ++i)
+    table.add({escape_controls(keys[i].first), plural(keys[i].second.tensors, "tensor"),
+               format_bytes(keys[i].second.size_bytes)});
+  if (!keys.empty()) fmt::print("\ntotals\n");
+  table.print(stdout, "  ");
+  if (keys.size() > kKeyLines)
+    fmt::print("  ... {}; --json has all of them\n", plural(keys.size() - kKeyLines, "more key"));
+}
+
 void print_text(const ShowArguments& arguments, const Checkpoint& checkpoint) {
   const VersionInfo& version = checkpoint.version();
   fmt::print("step {}, attempt {}, committed {}, {} in {}{}\n", version.step, version.attempt,
@@ -134,9 +177,10 @@ void print_text(const ShowArguments& arguments, const Checkpoint& checkpoint) {
     table.add({std::string(dtype_name(tensor.dtype)), shape_text(tensor.shape), format_bytes(tensor.size_bytes),
                std::move(name)});
   });
-  if (totals.tensors > 0) fmt::print("\ntensors\n");
+  if (totals.all.tensors > 0) fmt::print("\ntensors\n");
   table.print(stdout, "  ");
-  fmt::print("\n{}, {}", plural(totals.tensors, "tensor"), format_bytes(totals.size_bytes));
+  print_totals(totals);
+  fmt::print("\n{}, {}", plural(totals.all.tensors, "tensor"), format_bytes(totals.all.size_bytes));
   if (!arguments.pattern.empty()) fmt::print(" (of {})", plural(checkpoint.tensors().size(), "tensor"));
   fmt::print("\n");
   if (!arguments.pattern.empty() || checkpoint.tree().empty()) return;
@@ -173,7 +217,10 @@ int run_show(const ShowArguments& arguments) {
                                std::ranges::none_of(checkpoint->tensors(), [&](const TensorInfo& tensor) {
                                  return matches(arguments.pattern, tensor.name);
                                });
-  if (nothing_matched) print_problem("note", fmt::format("no tensor matches '{}'", arguments.pattern));
+  if (nothing_matched) {
+    print_problem("note", fmt::format("no tensor matches '{}'", arguments.pattern));
+    print_problem("hint", "a pattern must match the whole name: '*attention*', not 'attention'");
+  }
   return kFine;
 }
 

@@ -1,5 +1,5 @@
 // The verbs of the command line, one file each. A verb is added to the parser and run when it was chosen.
-// Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 usage error or nothing readable there.
+// Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 usage error, refused, or nothing readable there.
 #pragma once
 
 #include <functional>
@@ -18,6 +18,9 @@ struct Verb {
 [[nodiscard]] Verb add_ls(CLI::App& parser);
 [[nodiscard]] Verb add_show(CLI::App& parser);
 [[nodiscard]] Verb add_verify(CLI::App& parser);
+[[nodiscard]] Verb add_rm(CLI::App& parser);
+[[nodiscard]] Verb add_pin(CLI::App& parser);
+[[nodiscard]] Verb add_gc(CLI::App& parser);
 [[nodiscard]] Verb add_bench(CLI::App& parser);
 
 }  // namespace slackwater::cli

@@ -139,7 +139,10 @@ int run_verify(const VerifyArguments& arguments) {
     fmt::print(
         "{}\n",
         dump({{"directory", location.directory}, {"ok", !damaged && !failed}, {"versions", std::move(results)}}));
-  if (damaged) return kDamaged;
+  if (damaged) {
+    print_problem("hint", "restore() passes over a damaged checkpoint and uses the one before; slackwater rm removes it");
+    return kDamaged;
+  }
   return failed ? kFailed : kFine;
 }
 

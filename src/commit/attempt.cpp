@@ -22,19 +22,39 @@ namespace {
 
 constexpr std::uint32_t kAttemptFormat = 1;
 
+// Absent where there are none.
+Result<std::vector<SetAside>> parse_set_aside(const Json& json, std::uint32_t number, const std::string& path) {
+  std::vector<SetAside> versions;
+  if (!json.contains("set_aside")) return versions;
+  SW_ASSIGN(const Json* list, json_array(json, "set_aside", path));
+  for (const Json& entry : *list) {
+    SW_ASSIGN(const std::string name, json_string(entry, "version", path));
+    SW_ASSIGN(std::string why, json_string(entry, "why", path));
+    const auto version = parse_version_directory(name);
+    if (!version || version->attempt >= number)
+      return corrupt("field 'set_aside' holds something that is not the name of an earlier version", path);
+    versions.push_back({*version, std::move(why)});
+  }
+  return versions;
+}
+
 }  // namespace
 
 std::string serialize(const Attempt& attempt) {
   Json adopted = Json::array();
   for (const VersionName& version : attempt.adopted) adopted.push_back(version_directory(version));
-  return seal_json({{"format", kAttemptFormat},
-                    {"number", attempt.number},
-                    {"run", attempt.run},
-                    {"run_name", attempt.run_name},
-                    {"world", attempt.world},
-                    {"members", attempt.members},
-                    {"adopted", std::move(adopted)},
-                    {"created_unix_ms", std::max<std::int64_t>(attempt.created_unix_ms, 0)}});
+  Json json = {{"format", kAttemptFormat},
+               {"number", attempt.number},
+               {"run", attempt.run},
+               {"run_name", attempt.run_name},
+               {"world", attempt.world},
+               {"members", attempt.members},
+               {"adopted", std::move(adopted)},
+               {"created_unix_ms", std::max<std::int64_t>(attempt.created_unix_ms, 0)}};
+  for (const SetAside& aside : attempt.set_aside) {
+    json["set_aside"].push_back({{"version", version_directory(aside.version)}, {"why", aside.why}});
+  }
+  return seal_json(json);
 }
 
 Result<Attempt> parse_attempt(std::string_view text, const std::string& path) {
@@ -63,6 +83,7 @@ Result<Attempt> parse_attempt(std::string_view text, const std::string& path) {
     }
     attempt.adopted.push_back(*version);
   }
+  SW_ASSIGN(attempt.set_aside, parse_set_aside(json, attempt.number, path));
   SW_ASSIGN(attempt.created_unix_ms, json_time(json, "created_unix_ms", path));
   return attempt;
 }

@@ -12,13 +12,21 @@
 
 namespace slackwater {
 
+// A version that a restore passed over as damaged. It is kept, and only delete() or gc removes it.
+struct SetAside {
+  VersionName version;
+  std::string why;  // one sentence, for people
+  friend bool operator==(const SetAside&, const SetAside&) = default;
+};
+
 struct Attempt {
   std::uint32_t number = 0;
   std::string run;       // random id of this start, 32 hex digits
   std::string run_name;  // the user's words
   std::uint32_t world = 1;
-  std::vector<std::string> members;  // each member's random id
-  std::vector<VersionName> adopted;  // versions of earlier attempts that go on counting
+  std::vector<std::string> members;      // each member's random id
+  std::vector<VersionName> adopted;      // versions of earlier attempts that go on counting
+  std::vector<SetAside> set_aside = {};  // versions of earlier attempts that are kept, but not live
   std::int64_t created_unix_ms = 0;
 };
 

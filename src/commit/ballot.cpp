@@ -10,6 +10,7 @@
 #include "commit/coordinator.hpp"
 #include "commit/fields.hpp"
 #include "commit/names.hpp"
+#include "slackwater/options.hpp"
 
 namespace slackwater {
 namespace {
@@ -26,6 +27,60 @@ Json replicas_to_json(const Ballot& ballot) {
     }
   }
   return replicas;
+}
+
+// Runs of ranks that are equally far apart, as those of a dimension of a mesh are: [first, distance, count].
+Json ranks_to_json(const std::vector<std::uint32_t>& ranks) {
+  Json runs = Json::array();
+  for (std::size_t i = 0; i < ranks.size();) {
+    const std::uint32_t apart = i + 1 < ranks.size() ? ranks[i + 1] - ranks[i] : 1;
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] - ranks[end - 1] == apart) ++end;
+    runs.push_back({ranks[i], apart, end - i});
+    i = end;
+  }
+  return runs;
+}
+
+Result<std::vector<std::uint32_t>> parse_ranks(const Json& json, const std::string& path) {
+  std::vector<std::uint32_t> ranks;
+  SW_ASSIGN(const Json* runs, json_array(json, "ranks", path));
+  for (const Json& run : *runs) {
+    if (!run.is_array() || run.size() != 3 || !std::ranges::all_of(run, &Json::is_number_unsigned))
+      return corrupt("a run of ranks is not three whole numbers", path);
+    const auto first = run[0].get<std::uint64_t>();
+    const auto apart = run[1].get<std::uint64_t>();
+    const auto count = run[2].get<std::uint64_t>();
+    if (first >= kMaxWorld || apart > kMaxWorld || count > kMaxWorld || ranks.size() + count > kMaxWorld ||
+        first + apart * count > 2 * std::uint64_t{kMaxWorld})
+      return corrupt("a run of ranks is longer than a world can be", path);
+    for (std::uint64_t i = 0; i < count; ++i) ranks.push_back(static_cast<std::uint32_t>(first + i * apart));
+  }
+  return ranks;
+}
+
+Json samples_to_json(const ReplicaSamples& samples) {
+  Json some = Json::object();
+  for (const auto& [name, digest] : samples.some) some[name] = digest;
+  return {{"ranks", ranks_to_json(samples.ranks)},
+          {"list", samples.list},
+          {"count", samples.count},
+          {"all", to_hex(samples.all)},
+          {"some", std::move(some)}};
+}
+
+Result<ReplicaSamples> parse_samples(const Json& json, const std::string& path) {
+  ReplicaSamples samples;
+  SW_ASSIGN(samples.ranks, parse_ranks(json, path));
+  SW_ASSIGN(samples.list, json_u64(json, "list", path));
+  SW_ASSIGN(samples.count, json_u64(json, "count", path));
+  SW_ASSIGN(samples.all, json_digest(json, "all", path));
+  SW_ASSIGN(const Json* some, json_object(json, "some", path));
+  for (const auto& [name, digest] : some->items()) {  // in the order of the names
+    if (!digest.is_number_unsigned()) return corrupt("the digest of a sample is not a whole number", path);
+    samples.some.emplace_back(name, digest.get<std::uint64_t>());
+  }
+  return samples;
 }
 
 Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
@@ -87,6 +142,19 @@ Status parse_replicas(const Json& json, Ballot& ballot, const std::string& path)
   return {};
 }
 
+Status parse_all_samples(const Json& json, Ballot& ballot, const std::string& path) {
+  SW_ASSIGN(const Json* groups, json_array(json, "samples", path));
+  for (const Json& entry : *groups) {
+    SW_ASSIGN(const std::string group, json_string(entry, "group", path));
+    SW_ASSIGN(ballot.samples[group].emplace_back(), parse_samples(entry, path));
+  }
+  SW_ASSIGN(const Json* values, json_array(json, "replicated_values", path));
+  for (const Json& entry : *values) {
+    SW_ASSIGN(ballot.replicated_values.emplace_back(), parse_samples(entry, path));
+  }
+  return {};
+}
+
 Status parse_values(const Json& json, Ballot& ballot, const std::string& path) {
   SW_ASSIGN(const Json* values, json_object(json, "values", path));
   for (const auto& [name, hex] : values->items()) {
@@ -111,7 +179,23 @@ void merge_records(std::vector<RecordRun>& into, std::vector<RecordRun>& from) {
   into = std::move(joined);
 }
 
+void merge_samples(std::vector<ReplicaSamples>& known, std::vector<ReplicaSamples>& said) {
+  for (ReplicaSamples& samples : said) {
+    const auto same = std::ranges::find_if(known, [&](const ReplicaSamples& other) {
+      return other.list == samples.list && other.all == samples.all;
+    });
+    if (same == known.end()) {
+      known.push_back(std::move(samples));
+    } else {
+      std::ranges::copy(samples.ranks, std::back_inserter(same->ranks));
+      std::ranges::sort(same->ranks);
+    }
+  }
+}
+
 void merge_replicas(Ballot& into, Ballot& from) {
+  for (auto& [group, said] : from.samples) merge_samples(into.samples[group], said);
+  merge_samples(into.replicated_values, from.replicated_values);
   for (auto& [group, said] : from.replicas) {
     std::vector<ReplicaDigests>& known = into.replicas[group];
     for (ReplicaDigests& digests : said) {
@@ -141,6 +225,40 @@ std::string first_difference(const Digests& a, const Digests& b) {
   if (in_a == a.end()) return in_b->first;
   if (in_b == b.end()) return in_a->first;
   return std::min(in_a->first, in_b->first);
+}
+
+constexpr std::string_view kNamedLater = " (the saves that follow compare every byte, and name it)";
+
+// Two that looked at the same and did not see the same.
+std::optional<std::pair<const ReplicaSamples*, const ReplicaSamples*>> that_differ(
+    const std::vector<ReplicaSamples>& said) {
+  for (auto one = said.begin(); one != said.end(); ++one) {
+    const auto other = std::ranges::find(one + 1, said.end(), one->list, &ReplicaSamples::list);
+    if (other != said.end()) return std::pair(&*one, &*other);
+  }
+  return std::nullopt;
+}
+
+// The first that both name and have not seen alike, or that one of them lacks. Null: it is none of those they name.
+const std::string* named_difference(const ReplicaSamples& a, const ReplicaSamples& b) {
+  for (const auto& [one, other] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+    for (const auto& [name, digest] : one->some) {
+      const auto same = std::ranges::find(other->some, name, &std::pair<std::string, std::uint64_t>::first);
+      const bool lacks = same == other->some.end();
+      if (lacks ? other->some.size() == other->count : same->second != digest) return &name;
+    }
+  }
+  return nullptr;
+}
+
+// `name`: null if it is not known.
+std::string tensor_differs(const std::string* name, const std::string& group, const std::vector<std::uint32_t>& one,
+                           const std::vector<std::uint32_t>& other) {
+  return fmt::format(
+      "{} of replica group '{}' is not the same on {} and {}{}; bring the replicas into step, or save it as a tensor of "
+      "each rank",
+      name != nullptr ? fmt::format("tensor '{}'", *name) : "a tensor", group, name_ranks(one), name_ranks(other),
+      name != nullptr ? "" : kNamedLater);
 }
 
 }  // namespace
@@ -175,15 +293,32 @@ Message to_message(const Ballot& ballot) {
         {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}, {"bytes", part.text.size()}});
     message.attachment += part.text;
   }
+  Json samples = Json::array();
+  for (const auto& [group, said] : ballot.samples) {
+    for (const ReplicaSamples& each : said) {
+      samples.push_back(samples_to_json(each));
+      samples.back()["group"] = group;
+    }
+  }
+  Json replicated_values = Json::array();
+  for (const ReplicaSamples& each : ballot.replicated_values) replicated_values.push_back(samples_to_json(each));
   Json values = Json::object();
   for (const auto& [name, digest] : ballot.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
   Json failures = Json::array();
   for (const Ballot::Failure& failure : ballot.failures) {
-    failures.push_back({{"rank", failure.rank}, {"why", failure.why}});
+    Json entry = {{"rank", failure.rank}, {"why", failure.why}};
+    if (failure.no_space) entry["no_space"] = true;
+    if (failure.replicas_differ) entry["replicas_differ"] = true;
+    failures.push_back(std::move(entry));
   }
-  message.body = {{"records", std::move(records)},   {"index_parts", std::move(parts)},
-                  {"size_bytes", ballot.size_bytes}, {"replicas", replicas_to_json(ballot)},
-                  {"values", std::move(values)},     {"failures", std::move(failures)}};
+  message.body = {{"records", std::move(records)},
+                  {"index_parts", std::move(parts)},
+                  {"size_bytes", ballot.size_bytes},
+                  {"replicas", replicas_to_json(ballot)},
+                  {"samples", std::move(samples)},
+                  {"replicated_values", std::move(replicated_values)},
+                  {"values", std::move(values)},
+                  {"failures", std::move(failures)}};
   return message;
 }
 
@@ -195,12 +330,15 @@ Result<Ballot> parse_ballot(const Message& message, const std::string& path) {
   SW_TRY(parse_index_parts(json, attached, ballot, path));
   SW_ASSIGN(ballot.size_bytes, json_u64(json, "size_bytes", path));
   SW_TRY(parse_replicas(json, ballot, path));
+  SW_TRY(parse_all_samples(json, ballot, path));
   SW_TRY(parse_values(json, ballot, path));
   SW_ASSIGN(const Json* failures, json_array(json, "failures", path));
   for (const Json& entry : *failures) {
     Ballot::Failure failure;
     SW_ASSIGN(failure.rank, json_u32(entry, "rank", path));
     SW_ASSIGN(failure.why, json_string(entry, "why", path));
+    failure.no_space = entry.contains("no_space");
+    failure.replicas_differ = entry.contains("replicas_differ");
     ballot.failures.push_back(std::move(failure));
   }
   return ballot;
@@ -219,11 +357,22 @@ void merge(Ballot& into, Ballot from) {
 std::optional<std::string> replica_mismatch(const Ballot& ballot) {
   for (const auto& [group, said] : ballot.replicas) {
     if (said.size() < 2) continue;
+    const std::string name = first_difference(said[0].tensors, said[1].tensors);
+    return tensor_differs(&name, group, said[0].ranks, said[1].ranks);
+  }
+  for (const auto& [group, said] : ballot.samples) {
+    const auto differ = that_differ(said);
+    if (!differ) continue;
+    const auto& [one, other] = *differ;
+    return tensor_differs(named_difference(*one, *other), group, one->ranks, other->ranks);
+  }
+  if (const auto differ = that_differ(ballot.replicated_values)) {
+    const auto& [one, other] = *differ;
+    const std::string* const name = named_difference(*one, *other);
     return fmt::format(
-        "tensor '{}' of replica group '{}' is not the same on {} and {}; bring the replicas into step, or save it as a "
-        "tensor of each rank",
-        first_difference(said[0].tensors, said[1].tensors), group, name_ranks(said[0].ranks),
-        name_ranks(said[1].ranks));
+        "{} is not the same on {} and {}{}; bring the ranks into step, or save it as a value of each rank",
+        name != nullptr ? fmt::format("replicated value '{}'", *name) : "a replicated value", name_ranks(one->ranks),
+        name_ranks(other->ranks), name != nullptr ? "" : kNamedLater);
   }
   return std::nullopt;
 }

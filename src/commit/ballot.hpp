@@ -39,16 +39,30 @@ struct ReplicaDigests {
   std::vector<std::pair<std::string, Digest128>> tensors;  // by name, which is that of the box: "weight[0:512]"
 };
 
+// What ranks saw of tensors or values that they should have alike: all bytes of small ones, samples of large ones. Said
+// with every vote, so it has the same size however many there are: one digest of all, and a few by name.
+struct ReplicaSamples {
+  std::vector<std::uint32_t> ranks;  // who say this, in order
+  std::uint64_t list = 0;            // which ones were looked at; only ranks that looked at the same are compared
+  std::uint64_t count = 0;           // how many
+  Digest128 all;                     // of all of them
+  std::vector<std::pair<std::string, std::uint64_t>> some;  // digests of a few, by name; other ones at each step
+};
+
 struct Ballot {
   struct Failure {
     std::uint32_t rank = 0;
     std::string why;
+    bool no_space = false;         // rank 0, which alone deletes, then makes room for the next step
+    bool replicas_differ = false;  // every byte is compared until they are alike again
   };
   std::vector<RecordRun> records;      // by rank, with gaps between them
   std::vector<IndexPart> index_parts;  // by rank; of all the ranks that have records here
   std::uint64_t size_bytes = 0;        // of the data files
   // By replica group, one for each thing that was said. Only until a commit has shown that replicas are alike.
   std::map<std::string, std::vector<ReplicaDigests>> replicas;
+  std::map<std::string, std::vector<ReplicaSamples>> samples;  // the same, at every step
+  std::vector<ReplicaSamples> replicated_values;               // plain values that all ranks should have alike
   // Members at the top of the tree. No digest: it is not the same on all ranks.
   std::map<std::string, std::optional<Digest128>> values;
   std::vector<Failure> failures;  // none: every rank this speaks for is durable
@@ -66,7 +80,8 @@ struct Ballot {
 // Both speak for ranks that saved, or tell of failures.
 void merge(Ballot& into, Ballot from);
 
-// One sentence that names tensor and ranks, if a group's ranks do not hold the same.
+// One sentence that names ranks that do not hold the same, and the tensor or plain value; not that, if only the digest
+// of all shows it.
 [[nodiscard]] std::optional<std::string> replica_mismatch(const Ballot& ballot);
 [[nodiscard]] std::vector<std::string> rank_local_values(const Ballot& ballot);
 

@@ -11,6 +11,7 @@
 #include "base/result.hpp"
 #include "commit/fields.hpp"
 #include "os/durable.hpp"
+#include "os/retry.hpp"
 
 namespace slackwater {
 namespace {
@@ -30,14 +31,14 @@ std::string control_path(const std::string& root) { return fmt::format("{}/{}", 
 
 Result<std::vector<DirectoryEntry>> list_control(FileSystem& fs, const std::string& root) {
   const Status usable = check_control_directory(fs, root);
-  auto entries = usable ? fs.list(control_path(root)) : fail(usable.error());
+  auto entries = usable ? retry_read([&] { return fs.list(control_path(root)); }) : fail(usable.error());
   if (!entries && entries.error().kind == ErrorKind::kNotFound) return std::vector<DirectoryEntry>();
   return entries;
 }
 
 Result<std::vector<VersionName>> list_version_directories(FileSystem& fs, const std::string& root,
                                                           std::vector<std::string>& warnings) {
-  auto entries = fs.list(root);
+  auto entries = retry_read([&] { return fs.list(root); });
   if (!entries) {
     if (entries.error().kind == ErrorKind::kNotFound)
       entries.error().message = "the directory of checkpoints does not exist";
@@ -71,18 +72,31 @@ Result<Listing> list_names(FileSystem& fs, const std::string& root) {
   return listing;
 }
 
-// Which versions are of the newest attempt or adopted by it. Sets newest_attempt and warnings of the catalog.
-std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, const Listing& listing,
-                                       Catalog& catalog) {
+// What the attempts' files say of the versions listed.
+struct Lineage {
+  std::set<VersionName> current;                 // of the newest attempt, or adopted by it
+  std::map<VersionName, std::string> set_aside;  // and why
+};
+
+// Sets newest_attempt and warnings of the catalog.
+Result<Lineage> read_lineage(FileSystem& fs, const std::string& root, const Listing& listing, Catalog& catalog) {
   std::set<std::uint32_t> numbers = listing.attempt_files;
   for (const VersionName& version : listing.versions) numbers.insert(version.attempt);
 
   // From the newest down to the first that can be read. That is the newest, unless something was damaged.
   std::vector<std::uint32_t> unreadable;
-  std::set<VersionName> current;
+  Lineage lineage;
   for (auto number = numbers.rbegin(); number != numbers.rend(); ++number) {
-    auto attempt = read_attempt(fs, root, *number);
+    auto attempt = listing.attempt_files.contains(*number)
+                       ? read_attempt(fs, root, *number)
+                       : fail(ErrorKind::kNotFound, "the attempt's file is missing",
+                              fmt::format("{}/{}", control_path(root), attempt_file(*number)));
     if (!attempt) {
+      // Only a file that is damaged, missing or of a newer release is guessed around. Storage that cannot be read now may
+      // be readable later, and then the guess would have been wrong.
+      const ErrorKind kind = attempt.error().kind;
+      if (kind != ErrorKind::kCorrupt && kind != ErrorKind::kNotFound && kind != ErrorKind::kUnsupported)
+        return fail(std::move(attempt).error());
       unreadable.push_back(*number);
       catalog.warnings.push_back(fmt::format(
           "attempt {} cannot be read, so its checkpoints are taken to count, and those before its first step: {}",
@@ -90,9 +104,10 @@ std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, 
       continue;
     }
     const std::set<VersionName> adopted(attempt->adopted.begin(), attempt->adopted.end());
-    std::ranges::copy_if(listing.versions, std::inserter(current, current.end()), [&](const VersionName& version) {
-      return version.attempt == *number || adopted.contains(version);
-    });
+    std::ranges::copy_if(
+        listing.versions, std::inserter(lineage.current, lineage.current.end()),
+        [&](const VersionName& version) { return version.attempt == *number || adopted.contains(version); });
+    for (const SetAside& aside : attempt->set_aside) lineage.set_aside.emplace(aside.version, aside.why);
     if (unreadable.empty()) catalog.newest_attempt = std::move(*attempt);
     break;
   }
@@ -102,14 +117,14 @@ std::set<VersionName> current_versions(FileSystem& fs, const std::string& root, 
   for (auto number = unreadable.rbegin(); number != unreadable.rend(); ++number) {
     const auto versions = own.find(*number);
     if (versions == own.end()) continue;
-    current.erase(current.lower_bound({versions->second.front().step, 0}), current.end());
-    current.insert(versions->second.begin(), versions->second.end());
+    lineage.current.erase(lineage.current.lower_bound({versions->second.front().step, 0}), lineage.current.end());
+    lineage.current.insert(versions->second.begin(), versions->second.end());
   }
-  return current;
+  return lineage;
 }
 
-VersionState state_of(const Manifest& manifest, bool current) {
-  switch (manifest.decision) {
+VersionState state_of(Decision decision, bool current) {
+  switch (decision) {
     case Decision::kAbort: return VersionState::kAborted;
     case Decision::kCommit: break;
   }
@@ -118,36 +133,48 @@ VersionState state_of(const Manifest& manifest, bool current) {
 
 // nullopt: it has vanished.
 std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, const VersionName& version,
-                                       bool current, bool pinned) {
+                                       bool current, ManifestCache* cache) {
   CatalogEntry entry{.name = version, .state = VersionState::kUndecided, .current = current, .info = {}, .error = {}};
   entry.info.step = version.step;
   entry.info.attempt = version.attempt;
   entry.info.directory = version_directory(version);
-  entry.info.pinned = pinned;
-  auto manifest = read_manifest(fs, root, version);
-  if (manifest) {
-    entry.state = state_of(*manifest, current);
-    entry.info.world = manifest->world;
-    entry.info.size_bytes = manifest->size_bytes;
-    entry.info.tensor_count = manifest->tensor_count;
-    entry.info.created_unix_ms = manifest->created_unix_ms;
-  } else if (manifest.error().kind != ErrorKind::kNotFound) {
-    entry.state = VersionState::kUnreadable;
-    entry.error = std::move(manifest).error();
-  } else {
-    const auto directory = fs.status(fmt::format("{}/{}", root, entry.info.directory));
-    if (!directory && directory.error().kind == ErrorKind::kNotFound) return std::nullopt;
+  auto known = cache != nullptr ? cache->find(version) : std::nullopt;
+  if (!known) {
+    const auto manifest = read_manifest(fs, root, version);
+    if (manifest) {
+      known = ManifestCache::Entry{manifest->decision, version_info(*manifest)};
+      if (cache != nullptr) cache->put(version, *known);
+    } else if (manifest.error().kind != ErrorKind::kNotFound) {
+      entry.state = VersionState::kUnreadable;
+      entry.error = manifest.error();
+    } else {
+      const auto directory = retry_read([&] { return fs.status(fmt::format("{}/{}", root, entry.info.directory)); });
+      if (!directory && directory.error().kind == ErrorKind::kNotFound) return std::nullopt;
+    }
+  }
+  if (known) {
+    entry.state = state_of(known->decision, current);
+    entry.info = known->info;
   }
   return entry;
 }
 
-Catalog read_catalog(FileSystem& fs, const std::string& root, const Listing& listing) {
+Result<Catalog> read_catalog(FileSystem& fs, const std::string& root, const Listing& listing, ManifestCache* cache) {
   Catalog catalog;
   catalog.warnings = listing.warnings;
-  const std::set<VersionName> current = current_versions(fs, root, listing, catalog);
+  SW_ASSIGN(const Lineage lineage, read_lineage(fs, root, listing, catalog));
+  if (cache != nullptr) cache->keep_only(listing.versions);
   for (const VersionName& version : listing.versions) {
-    auto entry = read_entry(fs, root, version, current.contains(version), listing.pins.contains(version));
-    if (entry) catalog.entries.push_back(std::move(*entry));
+    auto entry = read_entry(fs, root, version, lineage.current.contains(version), cache);
+    if (!entry) continue;
+    entry->info.pinned = listing.pins.contains(version);
+    const auto aside = lineage.set_aside.find(version);
+    // Without a decision it is debris like any other: there was never anything to set aside.
+    if (aside != lineage.set_aside.end() && entry->state != VersionState::kUndecided) {
+      entry->state = VersionState::kSetAside;
+      entry->why = aside->second;
+    }
+    catalog.entries.push_back(std::move(*entry));
   }
   if (catalog.warnings.size() > kMaxWarnings) {
     const std::size_t more = catalog.warnings.size() - kMaxWarnings;
@@ -167,10 +194,18 @@ std::vector<VersionInfo> Catalog::counting() const {
   return versions;
 }
 
-Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
+std::vector<SetAside> Catalog::set_aside() const {
+  std::vector<SetAside> versions;
+  for (const CatalogEntry& entry : entries) {
+    if (entry.state == VersionState::kSetAside) versions.push_back({entry.name, entry.why});
+  }
+  return versions;
+}
+
+Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root, ManifestCache* cache) {
   SW_ASSIGN(Listing listing, list_names(fs, root));
   for (int scan = 1;; ++scan) {
-    Catalog catalog = read_catalog(fs, root, listing);
+    SW_ASSIGN(Catalog catalog, read_catalog(fs, root, listing, cache));
     // A writer may have committed a version that was not listed and deleted the one that was: look again until the
     // names stand still, or a run that keeps one checkpoint might seem to have none.
     SW_ASSIGN(Listing after, list_names(fs, root));
@@ -181,7 +216,7 @@ Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root) {
 }
 
 Status check_own_directory(FileSystem& fs, const std::string& path) {
-  SW_ASSIGN(const FileStatus found, fs.status(path));
+  SW_ASSIGN(const FileStatus found, retry_read([&] { return fs.status(path); }));
   if (found.type == FileType::kDirectory) return {};
   return corrupt("expected a directory of Slackwater's own, found a link or a file; remove it", path);
 }
@@ -197,17 +232,36 @@ Result<std::uint32_t> newest_attempt_number(FileSystem& fs, const std::string& r
   return newest;
 }
 
+Result<std::string> read_listed(FileSystem& fs, const std::string& directory, const std::string& name,
+                                std::uint64_t max_bytes) {
+  const std::string path = fmt::format("{}/{}", directory, name);
+  return retry_read([&]() -> Result<std::string> {
+    auto text = read_whole(fs, path, max_bytes);
+    if (text || text.error().kind != ErrorKind::kNotFound) return text;
+    auto entries = fs.list(directory);
+    if (!entries) return fail(std::move(entries).error());
+    if (std::ranges::find(*entries, name, &DirectoryEntry::name) == entries->end()) return text;
+    text = read_whole(fs, path, max_bytes);  // opening the directory has told this host what is new in it
+    if (text || text.error().kind != ErrorKind::kNotFound) return text;
+    Error error = std::move(text).error();
+    error.kind = ErrorKind::kIo;
+    error.message = "the file is listed in its directory, but cannot be opened";
+    return fail(std::move(error));
+  });
+}
+
 Result<Attempt> read_attempt(FileSystem& fs, const std::string& root, std::uint32_t number) {
   const std::string path = fmt::format("{}/{}", control_path(root), attempt_file(number));
-  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxAttemptBytes));
+  SW_ASSIGN(const std::string text, read_listed(fs, control_path(root), attempt_file(number), kMaxAttemptBytes));
   SW_ASSIGN(Attempt attempt, parse_attempt(text, path));
   if (attempt.number != number) return corrupt(fmt::format("the attempt file holds attempt {}", attempt.number), path);
   return attempt;
 }
 
 Result<Manifest> read_manifest(FileSystem& fs, const std::string& root, const VersionName& version) {
-  const std::string path = fmt::format("{}/{}/{}", root, version_directory(version), kManifestName);
-  SW_ASSIGN(const std::string text, read_whole(fs, path, kMaxManifestBytes));
+  const std::string directory = fmt::format("{}/{}", root, version_directory(version));
+  const std::string path = fmt::format("{}/{}", directory, kManifestName);
+  SW_ASSIGN(const std::string text, read_listed(fs, directory, kManifestName, kMaxManifestBytes));
   SW_ASSIGN(Manifest manifest, parse_manifest(text, path));
   if (manifest.step != version.step || manifest.attempt != version.attempt) {
     return corrupt(fmt::format("the manifest is of step {}, attempt {}; its directory is named for another",

@@ -1,7 +1,6 @@
 #include "commit/directory_coordinator.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "base/result.hpp"
 #include "commit/attempt.hpp"
 #include "commit/gathering.hpp"
+#include "commit/message_names.hpp"
 #include "commit/names.hpp"
 #include "commit/poll.hpp"
 #include "os/durable.hpp"
@@ -21,35 +21,18 @@ namespace {
 constexpr std::string_view kSessionPrefix = "session-";
 constexpr std::uint64_t kMaxMessageBytes = 1u << 30;  // a group's report carries its part of the index
 
-std::string message_file(const Topic& topic, std::uint32_t rank) {
-  return fmt::format("{}.{}.{}", topic.attempt, topic.step, rank);
-}
-
-struct MessageName {
-  std::uint32_t attempt = 0;
-  std::uint64_t step = 0;
-  std::uint32_t rank = 0;
-};
-
-std::optional<MessageName> parse_message_file(std::string_view name) {
-  MessageName parsed;
-  const char* at = name.data();
-  const char* const end = at + name.size();
-  const auto take = [&](auto& number) {
-    const auto [stop, trouble] = std::from_chars(at, end, number);
-    at = stop;
-    return trouble == std::errc();
-  };
-  const auto dot = [&] { return at != end && *at++ == '.'; };
-  if (!take(parsed.attempt) || !dot() || !take(parsed.step) || !dot() || !take(parsed.rank) || at != end)
-    return std::nullopt;
-  return parsed;
+const DirectoryEntry* find_message(const std::vector<DirectoryEntry>& entries, const Topic& topic, std::uint32_t rank) {
+  const auto found = std::ranges::find_if(entries, [&](const DirectoryEntry& entry) {
+    const auto name = parse_message_file(entry.name);
+    return name && name->is_about(topic) && name->rank == rank && name->completes();
+  });
+  return found == entries.end() ? nullptr : &*found;
 }
 
 }  // namespace
 
 DirectoryCoordinator::DirectoryCoordinator(FileSystem& fs, const Clock& clock, std::string root)
-    : fs_(fs), clock_(clock), control_(fmt::format("{}/{}", root, kControlDirectory)) {}
+    : fs_(fs), clock_(clock), control_(fmt::format("{}/{}", root, kControlDirectory)), reserve_(fs, clock, control_) {}
 
 std::string DirectoryCoordinator::session_path(const std::string& session) const {
   return fmt::format("{}/{}{}", control_, kSessionPrefix, session);
@@ -72,10 +55,26 @@ Status DirectoryCoordinator::publish(const Topic& topic, std::uint32_t rank, con
 
 Status DirectoryCoordinator::publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
                                         const Message& message) {
+  const std::string text = seal_message(session, topic, rank, message);
   const std::string box = box_path(session, topic.box);
-  if (auto made = ensure_directory(fs_, box); !made) {
-    return fail(made.error().kind == ErrorKind::kNotFound ? over(session) : made.error());
+  const auto no_space = [](const Status& status) { return !status && status.error().kind == ErrorKind::kNoSpace; };
+  Status said = spelled_ ? check_unsaid(box, topic, rank) : Status();
+  if (said) said = write_message(box, topic, rank, text);
+  // A disk that is full to the last byte must not keep the ranks from restoring what is on it.
+  if (no_space(said)) {
+    reserve_.release();
+    said = write_message(box, topic, rank, text);
   }
+  if (no_space(said)) {
+    if (const Status spelled = write_names(box, topic, rank, text); !no_space(spelled)) said = spelled;
+  }
+  if (!said && said.error().kind == ErrorKind::kNotFound) return fail(over(session));
+  return said;
+}
+
+Status DirectoryCoordinator::write_message(const std::string& box, const Topic& topic, std::uint32_t rank,
+                                           const std::string& text) {
+  SW_TRY(ensure_directory(fs_, box));
   std::uint64_t number = 0;
   {
     std::lock_guard lock(mutex_);
@@ -83,41 +82,109 @@ Status DirectoryCoordinator::publish_in(const std::string& session, const Topic&
   }
   const std::string name = message_file(topic, rank);
   const std::string temp_path = fmt::format("{}/.{}.{}-{}.tmp", box, name, random_id(), number);
-  const std::string text = seal_message(session, topic, rank, message);
   const auto write = [&]() -> Status {
     SW_ASSIGN(auto file, fs_.open(temp_path, OpenMode::kCreateExclusive, false));
     SW_TRY(file->write_at(std::as_bytes(std::span(text)), 0));
     return file->close();  // NFS sends it to the server here; it need not be durable
   };
   Status status = write();
-  if (status) status = fs_.link(temp_path, fmt::format("{}/{}", box, name));
+  if (status) status = link_exclusively(fs_, temp_path, fmt::format("{}/{}", box, name));
   (void)fs_.unlink(temp_path);
-  if (!status && status.error().kind == ErrorKind::kNotFound) return fail(over(session));
   return status;
+}
+
+// kAlreadyExists: in whatever form, this rank has said something about this topic.
+Status DirectoryCoordinator::check_unsaid(const std::string& box, const Topic& topic, std::uint32_t rank) {
+  SW_TRY(ensure_directory(fs_, box));
+  SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs_.list(box));
+  const DirectoryEntry* const said = find_message(entries, topic, rank);
+  if (said == nullptr) return {};
+  return fail(ErrorKind::kAlreadyExists, "this rank has already sent a message about this", box + "/" + said->name);
+}
+
+// Empty files: tmpfs makes them without a single free block, ext4 as long as the directory has room for the names.
+Status DirectoryCoordinator::write_names(const std::string& box, const Topic& topic, std::uint32_t rank,
+                                         const std::string& text) {
+  SW_TRY(check_unsaid(box, topic, rank));
+  const std::vector<std::string> names = spell_message(topic, rank, text);
+  if (names.empty())
+    return fail(ErrorKind::kNoSpace, "the disk is full, and the message is too long to be stored in file names", box);
+  spelled_ = true;
+  for (const std::string& name : names) {
+    const auto made = fs_.open(fmt::format("{}/{}", box, name), OpenMode::kCreateExclusive, false);
+    if (made || made.error().kind == ErrorKind::kAlreadyExists) continue;  // the same piece of the same text
+    remove_names(box, topic, rank);
+    return fail(made.error());
+  }
+  return {};
+}
+
+void DirectoryCoordinator::remove_names(const std::string& box, const Topic& topic, std::uint32_t rank) {
+  const auto entries = fs_.list(box);
+  if (!entries) return;
+  for (const DirectoryEntry& entry : *entries) {
+    const auto name = parse_message_file(entry.name);
+    if (name && name->count > 0 && name->is_about(topic) && name->rank == rank)
+      (void)fs_.unlink(fmt::format("{}/{}", box, entry.name));
+  }
+}
+
+// A box that nobody has spoken into yet is never asked for by its name: over NFS this host would believe for up to a
+// minute that it is still missing. It is looked for in the listing of its session, until it was seen there once.
+Result<std::vector<DirectoryEntry>> DirectoryCoordinator::list_box(const std::string& session, const std::string& box) {
+  const std::string path = box_path(session, box);
+  const auto seen = [&] {
+    std::lock_guard lock(mutex_);
+    return boxes_seen_.contains(path);
+  };
+  if (seen()) {
+    auto entries = fs_.list(path);
+    if (entries || entries.error().kind != ErrorKind::kNotFound) return entries;
+    std::lock_guard lock(mutex_);
+    boxes_seen_.erase(path);
+  }
+  const auto boxes = fs_.list(session_path(session));
+  if (!boxes) return fail(boxes.error().kind == ErrorKind::kNotFound ? over(session) : boxes.error());
+  {
+    std::lock_guard lock(mutex_);
+    for (const DirectoryEntry& each : *boxes) boxes_seen_.insert(box_path(session, each.name));
+  }
+  if (!seen()) return fail(ErrorKind::kNotFound, "no message has arrived yet", path);
+  return fs_.list(path);
+}
+
+// A rank that looks for its run may bring the directory of an earlier session back, by joining it; never the roster.
+Result<bool> DirectoryCoordinator::has_roster(const std::string& session) {
+  const auto entries = list_box(session, roster_topic().box);
+  if (entries) return find_message(*entries, roster_topic(), 0) != nullptr;
+  if (entries.error().kind == ErrorKind::kNotFound || entries.error().kind == ErrorKind::kAborted) return false;
+  return fail(entries.error());
+}
+
+std::optional<std::string> DirectoryCoordinator::read_text(const std::string& path) {
+  auto text = read_whole(fs_, path, kMaxMessageBytes);
+  return text ? std::optional(std::move(*text)) : std::nullopt;
 }
 
 Result<bool> DirectoryCoordinator::collect(const std::string& session, const Topic& topic,
                                            std::vector<std::uint32_t>& ranks, const Take& take) {
   const std::string box = box_path(session, topic.box);
-  auto entries = fs_.list(box);
+  const auto entries = list_box(session, topic.box);
   if (!entries) {
+    if (entries.error().kind == ErrorKind::kAborted) return fail(entries.error());
     // Nobody has said anything yet, or the whole session is gone. Other trouble may pass: the next look tells.
-    if (entries.error().kind != ErrorKind::kNotFound) return true;
-    // A rank that looks for its run may bring the directory of an earlier session back, by joining it; never the roster.
-    const bool ours = session == this->session();
-    const auto alive =
-        fs_.status(ours ? fmt::format("{}/{}", box_path(session, roster_topic().box), message_file(roster_topic(), 0))
-                        : session_path(session));
-    if (!alive && alive.error().kind == ErrorKind::kNotFound) return fail(over(session));
+    if (entries.error().kind != ErrorKind::kNotFound || session != this->session()) return true;
+    const auto alive = has_roster(session);
+    if (alive && !*alive) return fail(over(session));
     return true;
   }
   for (const DirectoryEntry& entry : *entries) {
     const auto name = parse_message_file(entry.name);
-    if (!name || name->attempt != topic.attempt || name->step != topic.step) continue;
+    if (!name || !name->is_about(topic) || !name->completes()) continue;
     const auto wanted = std::ranges::find(ranks, name->rank);
     if (wanted == ranks.end()) continue;
     const std::string path = fmt::format("{}/{}", box, entry.name);
-    const auto text = read_whole(fs_, path, kMaxMessageBytes);
+    const auto text = name->count > 0 ? spelled_text(*entries, *name) : read_text(path);
     if (!text) continue;
     const auto message = open_message(*text, session, topic, name->rank, path);
     if (!message) return fail(message.error());  // it was whole when it got its name: waiting does not mend it
@@ -142,12 +209,12 @@ Result<bool> DirectoryCoordinator::await(const Topic& topic, std::vector<std::ui
 std::map<std::uint32_t, std::uint64_t> DirectoryCoordinator::latest(const Topic& topic,
                                                                     const std::vector<std::uint32_t>& ranks) {
   std::map<std::uint32_t, std::uint64_t> steps;
-  const auto entries = fs_.list(box_path(session(), topic.box));
+  const auto entries = list_box(session(), topic.box);
   if (!entries) return steps;
   const std::set<std::uint32_t> asked(ranks.begin(), ranks.end());
   for (const DirectoryEntry& entry : *entries) {
     const auto name = parse_message_file(entry.name);
-    if (!name || name->attempt != topic.attempt || !asked.contains(name->rank)) continue;
+    if (!name || name->attempt != topic.attempt || !asked.contains(name->rank) || !name->completes()) continue;
     std::uint64_t& step = steps[name->rank];
     step = std::max(step, name->step);
   }
@@ -155,12 +222,17 @@ std::map<std::uint32_t, std::uint64_t> DirectoryCoordinator::latest(const Topic&
 }
 
 void DirectoryCoordinator::forget(const Topic& topic, std::uint32_t rank) {
-  (void)fs_.unlink(fmt::format("{}/{}", box_path(session(), topic.box), message_file(topic, rank)));
+  const std::string box = box_path(session(), topic.box);
+  (void)fs_.unlink(fmt::format("{}/{}", box, message_file(topic, rank)));
+  if (spelled_) remove_names(box, topic, rank);
 }
 
 void DirectoryCoordinator::forget_before(const Topic& topic) {
-  const std::string box = box_path(session(), topic.box);
-  const auto entries = fs_.list(box);
+  if (const std::uint32_t world = leads_world_; world > 0)
+    reserve_.keep(world);  // a step was decided: nobody is in a hurry
+  const std::string ours = session();
+  const std::string box = box_path(ours, topic.box);
+  const auto entries = list_box(ours, topic.box);
   if (!entries) return;
   for (const DirectoryEntry& entry : *entries) {
     const auto name = parse_message_file(entry.name);
@@ -183,28 +255,43 @@ Result<std::vector<std::string>> DirectoryCoordinator::list_sessions() {
   return sessions;
 }
 
+// A rank that looks for its run may join the session meanwhile, once, and so bring a box back: then it is removed again.
 void DirectoryCoordinator::remove_session(const std::string& session) {
+  constexpr int kPasses = 16;
   const std::string path = session_path(session);
-  const auto boxes = fs_.list(path);
-  if (!boxes) return;
-  for (const DirectoryEntry& box : *boxes) {
-    if (box.type != FileType::kDirectory) continue;
-    const std::string box_directory = fmt::format("{}/{}", path, box.name);
-    if (const auto messages = fs_.list(box_directory)) {
-      for (const DirectoryEntry& message : *messages) {
-        (void)fs_.unlink(fmt::format("{}/{}", box_directory, message.name));
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const auto boxes = fs_.list(path);
+    if (!boxes) return;
+    for (const DirectoryEntry& box : *boxes) {
+      if (box.type != FileType::kDirectory) continue;
+      const std::string box_directory = fmt::format("{}/{}", path, box.name);
+      if (const auto messages = fs_.list(box_directory)) {
+        for (const DirectoryEntry& message : *messages) {
+          (void)fs_.unlink(fmt::format("{}/{}", box_directory, message.name));
+        }
       }
+      (void)fs_.remove_directory(box_directory);
     }
-    (void)fs_.remove_directory(box_directory);
+    if (fs_.remove_directory(path)) return;
   }
-  (void)fs_.remove_directory(path);
 }
 
 Result<std::vector<std::string>> DirectoryCoordinator::lead(const Member& self, const Patience& patience) {
   if (joined_.empty()) {
     SW_ASSIGN(const std::vector<std::string> earlier, list_sessions());
-    SW_TRY(ensure_directory(fs_, session_path(self.id)));  // first: the others join while old ones are cleared away
-    for (const std::string& session : earlier) remove_session(session);
+    const auto remove_earlier = [&] {
+      for (const std::string& session : earlier) remove_session(session);
+    };
+    auto made = ensure_directory(fs_, session_path(self.id));  // first: the others join while old ones are cleared away
+    if (!made && made.error().kind == ErrorKind::kNoSpace) {
+      remove_earlier();
+      reserve_.release();
+      made = ensure_directory(fs_, session_path(self.id));
+    }
+    if (!made) return fail(std::move(made).error());
+    remove_earlier();
+    reserve_.keep(self.world);
+    leads_world_ = self.world;
     joined_[0] = self.id;
   }
   std::vector<std::uint32_t> missing;
@@ -250,8 +337,11 @@ Status DirectoryCoordinator::answer_sessions(const Member& self) {
     const Status joined = publish_in(session, joins_topic(), self.rank, Message(join_body(self)));
     if (joined) {
       answered_.insert(session);
+      cannot_join_.reset();
     } else if (joined.error().kind == ErrorKind::kAlreadyExists) {
       refused_.insert(session);
+    } else if (joined.error().kind != ErrorKind::kAborted) {  // not only because the session is gone
+      cannot_join_ = joined.error();
     }
   }
   return {};
@@ -283,6 +373,7 @@ Result<std::vector<std::string>> DirectoryCoordinator::follow(const Member& self
       refused_.insert(session);
     }
     SW_ASSIGN(const bool again, poll.again());
+    if (!again && cannot_join_) return fail(*cannot_join_);
     if (!again) return fail(not_taken_in(self, !refused_.empty(), control_));
   }
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -64,6 +66,18 @@ Result<std::vector<std::string>> parse_rank_local_values(const Json& json, const
   return values;
 }
 
+// Absent where there are none; null for a value that is not finite, which JSON cannot say.
+Result<std::map<std::string, double>> parse_metrics(const Json& json, const std::string& path) {
+  std::map<std::string, double> metrics;
+  if (!json.contains("metrics")) return metrics;
+  SW_ASSIGN(const Json* object, json_object(json, "metrics", path));
+  for (const auto& [name, value] : object->items()) {
+    if (!value.is_number() && !value.is_null()) return corrupt(fmt::format("the metric '{}' is no number", name), path);
+    metrics.emplace(name, value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>());
+  }
+  return metrics;
+}
+
 Result<Decision> parse_decision(const Json& json, const std::string& path) {
   SW_ASSIGN(const std::string text, json_string(json, "decision", path));
   if (text == kCommitText) return Decision::kCommit;
@@ -124,6 +138,11 @@ std::string serialize(const Manifest& manifest) {
                {"created_unix_ms", std::max<std::int64_t>(manifest.created_unix_ms, 0)}};
   if (manifest.files.ranks_in_directory != 0) json["ranks_in_directory"] = manifest.files.ranks_in_directory;
   if (!manifest.rank_local_values.empty()) json["rank_local_values"] = manifest.rank_local_values;
+  if (!manifest.metrics.empty()) {
+    Json& metrics = json["metrics"] = Json::object();
+    for (const auto& [name, value] : manifest.metrics)
+      metrics[name] = std::isfinite(value) ? Json(value) : Json(nullptr);
+  }
   return seal_json(json);
 }
 
@@ -150,6 +169,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
   SW_ASSIGN(manifest.size_bytes, json_u64(json, "size_bytes", path));
   SW_ASSIGN(manifest.tensor_count, json_u64(json, "tensor_count", path));
   SW_ASSIGN(manifest.created_unix_ms, json_time(json, "created_unix_ms", path));
+  SW_ASSIGN(manifest.metrics, parse_metrics(json, path));
   return manifest;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,7 @@ struct Manifest {
   std::uint64_t size_bytes = 0;  // of all data files
   std::uint64_t tensor_count = 0;
   std::int64_t created_unix_ms = 0;
+  std::map<std::string, double> metrics = {};  // State::metrics of rank 0
 };
 
 [[nodiscard]] std::string serialize(const Manifest& manifest);

@@ -14,6 +14,7 @@ inline constexpr const char* kControlDirectory = ".slackwater";
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kIndexName = "index";
 inline constexpr const char* kLockName = "lock";
+inline constexpr const char* kReserveName = "reserve";
 
 struct VersionName {
   std::uint64_t step = 0;

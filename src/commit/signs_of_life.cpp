@@ -6,49 +6,74 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
-#include "commit/poll.hpp"
+#include "commit/heartbeat_wait.hpp"
 
 namespace slackwater {
 namespace {
 
-constexpr int kSignsInTime = 4;             // given within the time-out
-constexpr unsigned kLooksBetweenSigns = 8;  // at the messages awaited, for one at the signs
+constexpr int kHeartbeatsInTime = 4;  // at most, within the time-out
 
 }  // namespace
 
-SignsOfLife::SignsOfLife(Coordinator& coordinator, const Clock& clock, std::uint32_t rank,
-                         std::chrono::milliseconds timeout, std::uint64_t round)
-    : coordinator_(coordinator),
-      clock_(clock),
-      rank_(rank),
-      timeout_(timeout),
-      round_(static_cast<std::uint32_t>(round) + 1),
-      next_(clock.now() + timeout_ / kSignsInTime) {}
-
-// A box for each rank: who waits for one does not list the signs of all.
-Topic SignsOfLife::topic(std::uint32_t rank, std::uint64_t number) const {
-  return {fmt::format("restore-signs-r{:05}", rank), round_, number};
+SignsOfLife::SignsOfLife(Coordinator& coordinator, const Clock& clock, Options options)
+    : coordinator_(coordinator), clock_(clock), options_(std::move(options)) {
+  begin();
 }
 
+// A box for each rank: whoever waits for one does not list the heartbeats of all.
+Topic SignsOfLife::topic(std::uint32_t rank, std::uint64_t number) const {
+  // No round is 0: a store keeps no trace of what was said last under that.
+  return {fmt::format("{}-r{:05}", options_.box, rank), static_cast<std::uint32_t>(options_.round) + 1, number};
+}
+
+void SignsOfLife::begin() {
+  next_ = clock_.now() + options_.timeout / kHeartbeatsInTime;
+  owed_ = false;
+}
+
+bool SignsOfLife::due() const { return clock_.now() >= next_; }
+
 void SignsOfLife::show() {
-  const TimePoint now = clock_.now();
-  owed_ = now < next_;
+  owed_ = !due();
   if (owed_) return;
-  next_ = now + timeout_ / kSignsInTime;
-  // What does not get through is made up for by the next.
-  (void)coordinator_.publish(topic(rank_, given_ + 1), rank_, Message(Json::object()));
-  coordinator_.forget(topic(rank_, given_), rank_);
-  ++given_;
+  next_ = clock_.now() + options_.timeout / kHeartbeatsInTime;
+  // One that does not get through is made up for by the next.
+  (void)coordinator_.publish(topic(options_.rank, sent_ + 1), options_.rank, Message(Json::object()));
+  if (std::exchange(there_, true)) coordinator_.forget(topic(options_.rank, sent_), options_.rank);
+  ++sent_;
+}
+
+void SignsOfLife::show_owed() {
+  if (owed_) show();
+}
+
+void SignsOfLife::withdraw() {
+  owed_ = false;
+  if (std::exchange(there_, false)) coordinator_.forget(topic(options_.rank, sent_), options_.rank);
 }
 
 bool SignsOfLife::seen_anew(const std::vector<std::uint32_t>& ranks) {
   bool anew = false;
   for (const std::uint32_t rank : ranks) {
     for (const auto& [from, number] : coordinator_.latest(topic(rank, 0), {rank})) {
-      if (std::exchange(seen_[from], number) != number) anew = true;
+      Seen& seen = seen_[from];
+      if (number <= seen.number) continue;
+      seen = {number, clock_.now()};
+      anew = true;
     }
   }
+  if (anew) options_.on_seen();
   return anew;
+}
+
+void SignsOfLife::note_sent(std::uint32_t rank, std::uint64_t number) {
+  Seen& seen = seen_[rank];
+  seen.number = std::max(seen.number, number);
+}
+
+std::optional<TimePoint> SignsOfLife::last_seen(std::uint32_t rank) const {
+  const auto seen = seen_.find(rank);
+  return seen == seen_.end() ? std::nullopt : seen->second.at;
 }
 
 Result<bool> SignsOfLife::await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
@@ -62,24 +87,17 @@ Result<bool> SignsOfLife::listen(const Topic& topic, std::vector<std::uint32_t> 
 }
 
 Result<bool> SignsOfLife::wait(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
-                               const Coordinator::Take& take, bool passes_signs_on) {
-  const Duration span = std::max<Duration>(patience.deadline - clock_.now(), timeout_);
+                               const Coordinator::Take& take, bool passes_on) {
   const auto take_one = [&](std::uint32_t rank, const Message& message) {
     std::erase(ranks, rank);
     return take(rank, message);
   };
-  for (TimePoint deadline = patience.deadline;; deadline = clock_.now() + span) {
-    Poll poll(clock_, {deadline, patience.stop});
-    bool anew = false;
-    for (unsigned looks = 1; !anew; ++looks) {
-      auto heard = coordinator_.await(topic, ranks, {clock_.now(), patience.stop}, take_one);
-      if (heard ? *heard : !heard.error().retryable) return heard;
-      if (passes_signs_on && owed_) show();  // late, but before who waits for this rank gives up
-      SW_ASSIGN(const bool again, poll.again());
-      if (!again || looks % kLooksBetweenSigns == 0) anew = seen_anew(ranks);
-      if (!again && !anew) return heard;
-    }
-    if (passes_signs_on) show();
+  const Duration span = std::max<Duration>(patience.deadline - clock_.now(), options_.timeout);
+  for (HeartbeatWait wait(*this, patience, span, passes_on);;) {
+    auto heard = coordinator_.await(topic, ranks, {clock_.now(), patience.stop}, take_one);
+    if (heard ? *heard : !heard.error().retryable) return heard;
+    SW_ASSIGN(const bool again, wait.again(ranks));
+    if (!again) return heard;
   }
 }
 

@@ -1,13 +1,17 @@
-// SignsOfLife: tells a rank that is busy from one that is gone. In a restore one rank may read for minutes longer than
-// another: as long as it comes further it says so now and then, in a box of its own, and who waits for it goes on waiting.
-// A sign is given by whoever makes progress, not by a thread beside it: a rank that hangs in its storage gives none. A
-// restore that is over within a quarter of the time-out needs no message. Made for one restore. Thread rule: one thread (the
-// trainer's, inside restore()). Lifetime: what it is given outlives it.
+// SignsOfLife: heartbeats, which tell a rank that is busy from one that is gone. When ranks save or restore, one may
+// write or read for minutes longer than another. As long as it makes progress it sends a heartbeat now and then, to a
+// box of its own, and whoever waits for it goes on waiting. A heartbeat is sent by the thread that sees the progress,
+// not by a thread beside it: a rank that hangs in its storage sends none. Work that is over within a quarter of the
+// time-out needs no message. Made for one restore, or for all the steps that a rank saves. Thread rule: one thread at a
+// time (restore(): the trainer's; saving: sw-commit). Lifetime: what it is given outlives it.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "commit/coordinator.hpp"
@@ -18,38 +22,63 @@ namespace slackwater {
 
 class SignsOfLife {
  public:
-  // `timeout`: how long a rank is waited for after its last sign. `round`: as for RestoreAgreement.
-  SignsOfLife(Coordinator& coordinator, const Clock& clock, std::uint32_t rank, std::chrono::milliseconds timeout,
-              std::uint64_t round);
+  struct Options {
+    std::uint32_t rank = 0;
+    std::chrono::milliseconds timeout{60'000};  // how long a rank is waited for after its last heartbeat
+    std::string box;                        // of the messages: "restore-signs"; each rank's has its number behind it
+    std::uint64_t round = 0;                // heartbeats of other rounds do not count
+    std::function<void()> on_seen = [] {};  // another rank has made progress
+  };
+  SignsOfLife(Coordinator& coordinator, const Clock& clock, Options options);
 
-  // This rank has come further. Cheap: says so at most once in a quarter of the time-out.
+  // New work begins now: the next heartbeat comes a quarter of the time-out later at the earliest.
+  void begin();
+  // This rank has made progress. Cheap: sends at most one heartbeat in a quarter of the time-out; one that comes too
+  // early for that is owed.
   void show();
+  void show_owed();  // once it is due
+  void drop_owed() { owed_ = false; }
+  [[nodiscard]] bool due() const;  // show() would send one
+  void withdraw();                 // the work is over: takes back the heartbeat sent last, if there is one
+  [[nodiscard]] std::uint64_t sent() const { return sent_; }  // so far; the number of the last
 
-  // As Coordinator::await(). But whenever one of the ranks that have not spoken yet gives a sign the wait begins anew, and
-  // this rank gives one too: who waits for it waits for them.
+  // Whether one of these ranks has sent a heartbeat since the last look.
+  [[nodiscard]] bool seen_anew(const std::vector<std::uint32_t>& ranks);
+  // What a rank has sent up to this one is no news any more.
+  void note_sent(std::uint32_t rank, std::uint64_t number);
+  // When the last heartbeat of this rank was seen here.
+  [[nodiscard]] std::optional<TimePoint> last_seen(std::uint32_t rank) const;
+
+  // As Coordinator::await(). But whenever one of the ranks that have not spoken yet sends a heartbeat the wait starts
+  // again, and this rank sends one too: whoever waits for it waits for them.
   [[nodiscard]] Result<bool> await(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                    const Coordinator::Take& take);
-  // The same for who has said all it has to say: nobody waits for it, so it gives no signs. Thousands do this at once, and
-  // whoever waits for a word of theirs that got lost must not take them for busy.
+  // The same for a rank that has said all it has to say: nobody waits for it, so it sends no heartbeats. Thousands do
+  // this at once, and whoever waits for a word of theirs that got lost must not take them for busy.
   [[nodiscard]] Result<bool> listen(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
                                     const Coordinator::Take& take);
 
+  [[nodiscard]] const Clock& clock() const { return clock_; }
+  [[nodiscard]] Duration timeout() const { return options_.timeout; }
+
  private:
+  struct Seen {
+    std::uint64_t number = 0;
+    std::optional<TimePoint> at;  // by the clock of this process; none: learned otherwise
+  };
   [[nodiscard]] Result<bool> wait(const Topic& topic, std::vector<std::uint32_t> ranks, const Patience& patience,
-                                  const Coordinator::Take& take, bool passes_signs_on);
+                                  const Coordinator::Take& take, bool passes_on);
   [[nodiscard]] Topic topic(std::uint32_t rank, std::uint64_t number) const;
-  [[nodiscard]] bool seen_anew(const std::vector<std::uint32_t>& ranks);  // a sign of any of them
 
   Coordinator& coordinator_;
   const Clock& clock_;
-  const std::uint32_t rank_;
-  const Duration timeout_;
-  const std::uint32_t round_;
+  const Options options_;
 
-  TimePoint next_;                               // not before this is the next sign given
-  bool owed_ = false;                            // there was reason for one before that
-  std::uint64_t given_ = 0;                      // signs so far
-  std::map<std::uint32_t, std::uint64_t> seen_;  // the last of each rank
+  TimePoint next_;          // the next heartbeat is not sent before this
+  bool owed_ = false;       // there was reason for one before that
+  bool there_ = false;      // the one sent last was not taken back
+  std::uint64_t sent_ = 0;  // heartbeats so far
+  std::map<std::uint32_t, Seen> seen_;
 };
 
 }  // namespace slackwater

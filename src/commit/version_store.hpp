@@ -2,7 +2,7 @@
 // deletion.
 // Every step of the durability order beyond a single file is here (see os/durable.hpp for the files themselves).
 // Thread rule: one thread at a time (the engine's commit thread; the trainer's thread before the first save and in
-// restore).
+// restore), except make_version(), scan(), clean_up(), remove() and pin(), which may run beside anything but claim().
 // Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
 #pragma once
 
@@ -16,17 +16,11 @@
 #include "commit/catalog.hpp"
 #include "commit/index.hpp"
 #include "commit/record.hpp"
+#include "commit/retention.hpp"
+#include "commit/version_remover.hpp"
 #include "os/clock.hpp"
 
 namespace slackwater {
-
-struct RetentionPolicy {
-  std::uint64_t keep = 2;        // newest that stay; 0 keeps all
-  std::uint64_t keep_every = 0;  // steps divisible by it stay too; 0: none
-};
-
-// Which of the counting versions may go. Pure. Never the newest, never a pinned one.
-[[nodiscard]] std::vector<VersionName> expired(const std::vector<VersionInfo>& counting, const RetentionPolicy& policy);
 
 class VersionStore {
  public:
@@ -42,13 +36,18 @@ class VersionStore {
   ~VersionStore();
 
   [[nodiscard]] const std::string& root() const;
-  [[nodiscard]] Result<Catalog> scan();
+  [[nodiscard]] Result<Catalog> scan();  // reads every manifest
+  [[nodiscard]] Result<Catalog>
+  scan_cached();  // reads those that are new to this store; for rank 0, which alone deletes
 
   // Claims the next attempt number, adopting `adopted`. On a lost race tries the number after. May be called again:
-  // after a rollback the run goes on under a new attempt. Files of attempts long past are removed.
-  // `members`: an id for each rank; none: one rank.
+  // after a rollback the run goes on under a new attempt. Files of attempts long past are removed, and what crashes left
+  // behind in .slackwater. Where there is no space for it, undecided versions of earlier attempts go first: whoever holds
+  // the lock knows that nobody can commit them any more. Then adopted ones beyond `policy`.
+  // `members`: an id for each rank; none: one rank. `set_aside`: versions to be kept, though they are not live.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
-                                      std::vector<std::string> members = {});
+                                      std::vector<std::string> members = {}, std::vector<SetAside> set_aside = {},
+                                      const RetentionPolicy& policy = {.keep = 0});
   // For the other ranks: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
@@ -70,23 +69,26 @@ class VersionStore {
   // claimed.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 
-  // Unlinks the manifest, syncs, unlinks the files, removes the directory. Only names we make are unlinked; a directory
-  // with foreign files stays, without a manifest. Refuses (kAborted) when a newer attempt than ours exists (before
-  // claim(): than the newest that open() found).
-  [[nodiscard]] Status remove(const VersionName& version);
+  // Removes one version, pinned or not, as VersionRemover does. Refuses (kAborted) when a newer attempt than ours exists
+  // (before claim(): than the newest that open() found).
+  [[nodiscard]] Status remove(const VersionName& version, const std::string& why);
 
   // Gives back the space of one rank's own files in a version of this attempt that was given up. Leaves them where a
   // manifest says anything else than abort, or a newer attempt exists.
   [[nodiscard]] Status discard(const VersionName& version, std::uint32_t rank);
 
-  // After a commit: removes what expired, what is superseded, aborted, and undecided debris of older attempts. Before
-  // this attempt's first commit only the last two, so that debris cannot fill the disk for good. What several ranks gave
-  // up goes with the next commit: only then is it certain that none of them still writes there. Never anything when
-  // the newest commit is in doubt, never a pinned version, never one whose manifest cannot be read. The first error is
-  // returned, the rest goes on.
-  [[nodiscard]] Status clean_up(const RetentionPolicy& policy);
+  // Removes what removable() allows (retention.hpp). With kOrder nothing goes while the newest commit is in doubt. The
+  // first error is returned, the rest goes on. Returns what counts afterwards, oldest first.
+  [[nodiscard]] Result<std::vector<VersionInfo>> clean_up(const RetentionPolicy& policy, Need need = Need::kOrder);
+  [[nodiscard]] std::uint64_t removed_count() const;  // versions removed so far; thread-safe
+  [[nodiscard]] bool removed_lately() const;          // within seconds: their space may not be free yet; thread-safe
 
+  // From any rank, beside anything. kNotFound: it is not there, or was being deleted. kBusy: it is being deleted, and that
+  // takes long; whether the pin came in time is not known yet.
   [[nodiscard]] Status pin(const VersionName& version);
+  // The same for a version of this attempt before it is decided: if it is committed, it was pinned before. If not,
+  // whoever removes it removes the pin.
+  [[nodiscard]] Status pin_ahead(const VersionName& version);
 
  private:
   class Impl;

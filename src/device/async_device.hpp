@@ -19,8 +19,10 @@
 #include <memory>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "device/device.hpp"
+#include "device/replica_places.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -42,6 +44,14 @@ class Clones {
   virtual ~Clones() = default;
   // Packed, one for each tensor given, in the same order; null for one of no bytes.
   [[nodiscard]] virtual std::span<std::byte* const> addresses() const = 0;
+};
+
+// Bytes of tensors on their way to host memory. The destructor waits for them.
+class Looks {
+ public:
+  virtual ~Looks() = default;
+  // Waits. A digest for each of the places given, as digest_places() has it for host memory.
+  [[nodiscard]] virtual Result<std::vector<std::uint64_t>> digests() = 0;
 };
 
 // The copies of one snapshot from one device. The destructor waits until none of them is running.
@@ -73,6 +83,10 @@ class AsyncDevice : public Device {
   // Queues packed duplicates of the tensors on `stream`.
   [[nodiscard]] virtual Result<std::unique_ptr<Clones>> clone(std::span<const StridedMemory> tensors,
                                                               StreamHandle stream) = 0;
+  // Queues copies of the bytes at these places to the host on `stream`: they see what the work queued there so far has
+  // made, and nothing that is queued later.
+  [[nodiscard]] virtual Result<std::unique_ptr<Looks>> look(std::span<const ReplicaPlaces> places,
+                                                            StreamHandle stream) = 0;
   // Copies and looks run behind `produced`. The tensors behind `guarded` must outlive the passage.
   [[nodiscard]] virtual Result<std::unique_ptr<Passage>> begin(std::shared_ptr<Event> produced,
                                                                std::span<const StridedMemory* const> guarded,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,77 @@ class CudaClones final : public Clones {
   CUstream stream_;
   std::vector<std::byte*> addresses_;
   std::shared_ptr<StreamEvent> filled_;
+};
+
+// The bytes are gathered on the device, in the order of the trainer's stream, and leave it on another: the trainer's work
+// never waits for the bus.
+class CudaLooks final : public Looks {
+ public:
+  CudaLooks(const Context& context, EventPool& events, PooledMemory gathered, PooledMemory memory)
+      : context_(context), events_(events), gathered_(std::move(gathered)), memory_(std::move(memory)) {}
+  ~CudaLooks() override {
+    const Scope scope(context_);
+    if (looked_ != nullptr && looked_->wait().has_value()) return;
+    for (const CUstream stream : streams_) (void)settle(events_, stream);
+  }
+
+  Status queue(Copier& copier, std::span<const ReplicaPlaces> all, CUstream stream, CUstream away) {
+    streams_ = {stream, away};
+    std::vector<Block> blocks;
+    blocks.reserve(all.size());
+    const auto add = [&](const Block& block) {
+      blocks.push_back(block);
+      return Status();
+    };
+    std::byte* to = gathered_.data();
+    for (const ReplicaPlaces& places : all) {
+      sizes_.push_back(places.width * places.rows);
+      if (places.tensor->contiguous()) {
+        blocks.push_back({.strided = places.tensor->data + places.begin,
+                          .packed = to,
+                          .width = places.width,
+                          .rows = places.rows,
+                          .pitch = places.pitch,
+                          .packed_pitch = places.width});
+      } else {
+        for (std::uint64_t row = 0; row < places.rows; ++row) {
+          const CopyPiece piece{places.tensor, places.begin + row * places.pitch, places.width,
+                                to + row * places.width};
+          SW_TRY(for_each_block(piece, std::numeric_limits<std::int32_t>::max(), add));
+        }
+      }
+      to += sizes_.back();
+    }
+    SW_TRY(copier.queue_blocks(blocks, CopyDirection::kWithin, stream));
+    SW_ASSIGN(const auto gathered, StreamEvent::record(events_, {&stream, 1}));
+    SW_TRY(gathered->hold(context_, away));
+    const Block run{.strided = gathered_.data(),
+                    .packed = memory_.data(),
+                    .width = static_cast<std::uint64_t>(to - gathered_.data())};
+    SW_TRY(copier.queue_blocks({&run, 1}, CopyDirection::kToHost, away));
+    SW_ASSIGN(looked_, StreamEvent::record(events_, {&away, 1}));
+    return {};
+  }
+
+  Result<std::vector<std::uint64_t>> digests() override {
+    SW_TRY(looked_->wait());
+    std::vector<std::uint64_t> result;
+    const std::byte* from = memory_.data();
+    for (const std::uint64_t size : sizes_) {
+      result.push_back(digest_looked_at({from, size}));
+      from += size;
+    }
+    return result;
+  }
+
+ private:
+  const Context& context_;
+  EventPool& events_;
+  PooledMemory gathered_;  // on the device
+  PooledMemory memory_;    // pinned
+  std::vector<CUstream> streams_;
+  std::vector<std::uint64_t> sizes_;
+  std::shared_ptr<StreamEvent> looked_;
 };
 
 }  // namespace
@@ -176,6 +248,18 @@ Result<std::unique_ptr<Clones>> CudaDevice::clone(std::span<const StridedMemory>
   auto clones = std::make_unique<CudaClones>(*context_, events_, std::move(memory), as_stream(stream));
   SW_TRY(clones->fill(copier_, tensors, offsets));
   return clones;
+}
+
+Result<std::unique_ptr<Looks>> CudaDevice::look(std::span<const ReplicaPlaces> places, StreamHandle stream) {
+  const Scope scope(*context_);
+  SW_TRY(scope.status());
+  std::uint64_t size = 0;
+  for (const ReplicaPlaces& each : places) size += each.width * each.rows;
+  SW_ASSIGN(PooledMemory gathered, clone_memory_.take(size));
+  SW_ASSIGN(PooledMemory memory, look_memory_.take(size));
+  auto looks = std::make_unique<CudaLooks>(*context_, events_, std::move(gathered), std::move(memory));
+  SW_TRY(looks->queue(copier_, places, as_stream(stream), looks_.get()));
+  return looks;
 }
 
 Result<std::unique_ptr<Passage>> CudaDevice::begin(std::shared_ptr<Event> produced,

@@ -30,6 +30,7 @@ class CudaDevice final : public AsyncDevice {
   Result<bool> capturing(StreamHandle stream) override;
   Result<std::shared_ptr<Event>> mark(std::span<const StreamHandle> streams) override;
   Result<std::unique_ptr<Clones>> clone(std::span<const StridedMemory> tensors, StreamHandle stream) override;
+  Result<std::unique_ptr<Looks>> look(std::span<const ReplicaPlaces> places, StreamHandle stream) override;
   Result<std::unique_ptr<Passage>> begin(std::shared_ptr<Event> produced, std::span<const StridedMemory* const> guarded,
                                          std::uint64_t seed) override;
   Status hold(StreamHandle stream, const Event& event) override;

@@ -1,5 +1,8 @@
-// The commit thread where several ranks save together: this rank's ballot, the one decision, and how each rank learns
-// of it. docs/ranks.md has the messages, and what each failure leads to.
+// The commit thread where several ranks save together: heartbeats while this rank still writes, its ballot, the one
+// decision, and how each rank learns of it. docs/ranks.md has the messages, and what each failure leads to.
+#include <algorithm>
+#include <chrono>
+#include <tuple>
 #include <utility>
 
 #include "base/digest.hpp"
@@ -7,6 +10,39 @@
 #include "engine/engine_impl.hpp"
 
 namespace slackwater {
+
+// The next snapshot to commit, once nothing of it is under way any more; null: told to stop. With several ranks the
+// others may wait for this one's vote meanwhile, so it sends heartbeats as long as bytes of this snapshot move. A disk
+// that hangs moves none.
+std::shared_ptr<Voyage> Engine::Impl::await_front(const std::stop_token& stop) {
+  Lock lock(mutex_);
+  if (!changed_.wait(lock, stop, [&] { return !active_.empty(); })) return nullptr;
+  const std::shared_ptr<Voyage> voyage = active_.front();
+  const auto arrived = [&] { return voyage->arrived.load(); };
+  if (!fleet_) {
+    changed_.wait(lock, stop, arrived);
+    return arrived() ? voyage : nullptr;
+  }
+
+  const auto bytes_moved = [&] {
+    const Progress progress = voyage->snapshot->progress();
+    return std::tuple(progress.staged_bytes, progress.written_bytes);
+  };
+  // Short, so that a heartbeat that is due goes out soon after the progress it tells of.
+  const auto pause = std::clamp<std::chrono::milliseconds>(options_.commit_timeout / 64, std::chrono::milliseconds(1),
+                                                           std::chrono::milliseconds(100));
+  fleet_->begin_step();
+  for (auto seen = bytes_moved(); !changed_.wait_for(lock, stop, pause, arrived);) {
+    if (stop.stop_requested()) return nullptr;
+    lock.unlock();  // a heartbeat is a message, and nobody may wait for it
+    const auto now = bytes_moved();
+    fleet_->came_further(std::exchange(seen, now) != now);
+    lock.lock();
+  }
+  lock.unlock();
+  if (!voyage->snapshot->failed()) fleet_->came_further(true);  // all bytes are written
+  return voyage;
+}
 
 Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop_token& stop) {
   voyage.voted = true;
@@ -22,22 +58,20 @@ Status Engine::Impl::decide_together(Voyage& voyage, Ballot own, const std::stop
   }
   if (!status) return status;
   ledger_.committed();
-  // The others look when they are asked: thousands that list the directory at every commit are a load on any server.
-  if (!fleet_->leads()) return {};
-  std::lock_guard lock(versions_mutex_);
-  refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
   return {};
 }
 
 Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots) {
   std::string reason;          // to give the step up
   std::optional<Error> error;  // the same, or what came of the attempt to commit
-  bool tried = false;          // to write the decision to commit: it may be there even if that looked like a failure
+  Publishing publishing;
   if (!ballots) {
     reason = fmt::format("rank 0: {}", ballots.error().message);
   } else if (!ballots->failures.empty()) {
     reason = describe(ballots->failures);
-  } else if (Status published = try_to_publish(voyage, std::move(*ballots), tried); !published) {
+    if (cleaner_ && std::ranges::any_of(ballots->failures, &Ballot::Failure::no_space)) cleaner_->request(Need::kSpace);
+    publishing.replicas_differ = std::ranges::any_of(ballots->failures, &Ballot::Failure::replicas_differ);
+  } else if (Status published = try_to_publish(voyage, std::move(*ballots), publishing); !published) {
     error = std::move(published).error();
     const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
     // What ranks disagree about names them itself.
@@ -45,8 +79,9 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
       reason = error->kind == ErrorKind::kMismatch ? error->message : fmt::format("rank 0: {}", error->to_string());
     }
   }
-  if (!reason.empty()) error = give_up_for_all(voyage, reason, tried);
-  if (const Status told = fleet_->announce(voyage.name, {error}); !told) {
+  if (!reason.empty()) error = give_up_for_all(voyage, reason, publishing.tried);
+  if (publishing.replicas_differ) compare_every_byte();
+  if (const Status told = fleet_->announce(voyage.name, {error, publishing.replicas_differ}); !told) {
     log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
               voyage.name.step, told.error().to_string());
   }
@@ -54,13 +89,24 @@ Status Engine::Impl::decide_for_all(const Voyage& voyage, Result<Ballot> ballots
   return {};
 }
 
+// From the next save() on, until a commit shows that replicas are alike.
+void Engine::Impl::compare_every_byte() {
+  std::lock_guard lock(mutex_);
+  replicas_compared_.reset();
+}
+
 // The error of all ranks; nullopt: the step is committed, because the decision got through though it did not look so.
 std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const std::string& reason, bool tried) {
   Manifest manifest = manifest_of(voyage, Decision::kAbort);
   manifest.reason = reason;
-  std::lock_guard lock(versions_mutex_);
-  const auto decided = versions_->decide(std::move(manifest));
-  if (decided && decided->decision == Decision::kCommit) return std::nullopt;
+  const auto decided = with_room([&] {
+    std::lock_guard lock(versions_mutex_);
+    return versions_->decide(manifest);
+  });
+  if (decided && decided->decision == Decision::kCommit) {
+    note_committed(*decided, voyage.pinned);
+    return std::nullopt;
+  }
   // Another rank may have been first: its words are the ones that everybody gets.
   if (decided) return aborted_everywhere(voyage.name.step, decided->reason, voyage.directory);
   if (decided.error().kind == ErrorKind::kInDoubt) return decided.error();
@@ -79,16 +125,19 @@ std::optional<Error> Engine::Impl::give_up_for_all(const Voyage& voyage, const s
 }
 
 // The others wait for an outcome, so an exception must become one.
-Status Engine::Impl::try_to_publish(const Voyage& voyage, Ballot ballots, bool& tried) {
+Status Engine::Impl::try_to_publish(const Voyage& voyage, Ballot ballots, Publishing& publishing) {
   try {
-    return publish_commit(voyage, std::move(ballots), tried);
+    return publish_commit(voyage, std::move(ballots), publishing);
   } catch (const std::exception& trouble) {
     return fail(ErrorKind::kOutOfMemory, fmt::format("the index of all ranks could not be made: {}", trouble.what()));
   }
 }
 
-Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& tried) {
-  if (auto mismatch = replica_mismatch(ballots)) return fail(ErrorKind::kMismatch, std::move(*mismatch));
+Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, Publishing& publishing) {
+  if (auto mismatch = replica_mismatch(ballots)) {
+    publishing.replicas_differ = true;
+    return fail(ErrorKind::kMismatch, std::move(*mismatch));
+  }
   SW_ASSIGN(const auto index, ledger_.merge(voyage.name.attempt, std::move(ballots.index_parts), Reach::kEverybody));
   Manifest manifest = manifest_of(voyage, Decision::kCommit);
   if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
@@ -98,18 +147,30 @@ Status Engine::Impl::publish_commit(const Voyage& voyage, Ballot ballots, bool& 
   manifest.index_digest = index->digest;
   manifest.size_bytes = ballots.size_bytes;
   manifest.tensor_count = index->tensor_count;
-  std::lock_guard lock(versions_mutex_);
-  SW_TRY(versions_->write_index(voyage.name, index->text));
-  tried = true;
-  SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
-  if (decided.decision == Decision::kAbort)
-    return fail(aborted_everywhere(voyage.name.step, decided.reason, voyage.directory));
+  SW_TRY(with_room([&] {
+    std::lock_guard lock(versions_mutex_);
+    return versions_->write_index(voyage.name, index->text);
+  }));
+  publishing.tried = true;  // before the call: should it throw, the decision may be there all the same
+  const auto decided = with_room([&] {
+    std::lock_guard lock(versions_mutex_);
+    return versions_->decide(manifest);
+  });
+  if (!decided) {
+    // Without space for the manifest nothing was written down; any other failure may only look like one.
+    publishing.tried = decided.error().kind != ErrorKind::kNoSpace;
+    return fail(decided.error());
+  }
+  if (decided->decision == Decision::kAbort)
+    return fail(aborted_everywhere(voyage.name.step, decided->reason, voyage.directory));
+  note_committed(*decided, voyage.pinned);
   return {};
 }
 
 Status Engine::Impl::learn_outcome(const Voyage& voyage, const std::stop_token& stop) {
   const auto told = fleet_->await_outcome(voyage.name, stop);
   if (told && *told) {
+    if ((*told)->replicas_differ) compare_every_byte();
     if ((*told)->error) return fail(*(*told)->error);
     return {};
   }
@@ -148,8 +209,9 @@ void Engine::Impl::report_failure(Voyage& voyage, const Error& error, const std:
     voyage.attempt = *attempt_;
     voyage.name = {voyage.snapshot->step(), attempt_->number};
   }
-  auto ballots = fleet_->vote(voyage.name, voyage.directory, Ballot{.failures = {{options_.rank, error.to_string()}}},
-                              ledger_, stop);
+  auto ballots = fleet_->vote(
+      voyage.name, voyage.directory,
+      Ballot{.failures = {{options_.rank, error.to_string(), error.kind == ErrorKind::kNoSpace}}}, ledger_, stop);
   if (fleet_->leads()) {
     static_cast<void>(decide_for_all(voyage, std::move(ballots)));  // this snapshot keeps its own error
   } else if (!ballots) {

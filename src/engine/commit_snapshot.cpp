@@ -11,13 +11,8 @@ namespace slackwater {
 
 void Engine::Impl::commit_loop(std::stop_token stop) {
   while (true) {
-    std::shared_ptr<Voyage> voyage;
-    {
-      Lock lock(mutex_);
-      const auto front_arrived = [&] { return !active_.empty() && active_.front()->arrived; };
-      if (!changed_.wait(lock, stop, front_arrived)) return;
-      voyage = active_.front();
-    }
+    const std::shared_ptr<Voyage> voyage = await_front(stop);
+    if (!voyage) return;
     finish(*voyage, stop);
     voyage->snapshot->retire();
     {
@@ -41,6 +36,11 @@ void Engine::Impl::finish(Voyage& voyage, const std::stop_token& stop) {
       status = fail(voyage.voted ? ErrorKind::kInDoubt : ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
+    try {
+      settle_pin(voyage, status.has_value());
+    } catch (const std::exception& trouble) {
+      log_.error("step {} could not be pinned: {}", snapshot.step(), trouble.what());
+    }
     snapshot.conclude(status);
   }
   try {
@@ -59,20 +59,26 @@ void Engine::Impl::wind_up(Voyage& voyage, const Status& status, const std::stop
   if (!status && fleet_ && !voyage.voted) report_failure(voyage, status.error(), stop);
 
   if (status) {
-    if (!fleet_ || fleet_->leads()) tidy_up(snapshot);
+    if (!std::exchange(told_pool_, true)) tell_pool(snapshot);
   } else {
     ledger_.given_up();
     Error kept = status.error();
     kept.message = fmt::format("step {} was not checkpointed: {}", snapshot.step(), kept.message);
     log_.error("{}", kept.to_string());
-    note_error(kept);
+    note_error(kept, snapshot.step());
     // In doubt: the decision may be on disk, so nothing is taken away.
     if (kept.kind != ErrorKind::kInDoubt) fleet_ ? discard_own_files(voyage) : clear_away(voyage);
+    ask_to_sweep();  // of several ranks, what is left may go only once a later step was committed
+    if (cleaner_) cleaner_->request(kept.kind == ErrorKind::kNoSpace ? Need::kSpace : Need::kOrder);
   }
-  if (const auto torn = snapshot.torn_tensor()) {
+  if (const auto torn = snapshot.torn_tensors(); !torn.empty()) {
     std::lock_guard lock(mutex_);
-    if (known_torn_.insert(*torn).second)
-      log_.warn("tensor '{}' changes before the fence: it is captured inside save() from now on", *torn);
+    std::size_t learned = 0;
+    for (const std::string& tensor : torn) learned += known_torn_.insert(tensor).second ? 1 : 0;
+    if (learned > 0) {
+      log_.warn("tensor '{}'{} changed before the fence: captured inside save() from now on", torn[0],
+                torn.size() == 1 ? "" : fmt::format(" and {} more", torn.size() - 1));
+    }
   }
 }
 
@@ -89,6 +95,7 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
     WrittenStream& written = *voyage.written[part];
     const StreamLayout& layout = voyage.layout->parts[part];
     SW_TRY(written.file.finish());
+    if (fleet_) fleet_->came_further(true);
     record.files.push_back(FileRecord{.name = layout.file_name(),
                                       .size_bytes = layout.size_bytes(),
                                       .tensor_count = layout.extents().size(),
@@ -96,33 +103,52 @@ Status Engine::Impl::commit(Voyage& voyage, const std::stop_token& stop) {
   }
 
   RecordReference vote;
-  {
-    std::lock_guard lock(versions_mutex_);
-    SW_ASSIGN(vote, versions_->promise(record, fleet_ ? std::string() : voyage.index_text));
-  }
+  // The lock is let go of while room is made: delete() holds the cleaner off and then waits for this lock.
+  SW_ASSIGN(vote, with_room([&] {
+              std::lock_guard lock(versions_mutex_);
+              return versions_->promise(record, fleet_ ? std::string() : voyage.index_text);
+            }));
   snapshot.reach(Level::kDurable);
+
+  pin_ahead(voyage);
 
   if (const auto error = snapshot.begin_decision()) return fail(*error);
 
   if (!fleet_) return decide_alone(voyage, vote);
-  SW_TRY(decide_together(voyage, ballot_of(voyage, vote), stop));
-  if (!voyage.replica_digests.empty()) {
+  SW_ASSIGN(Ballot ballot, ballot_of(voyage, vote));
+  SW_TRY(decide_together(voyage, std::move(ballot), stop));
+  if (voyage.compares_every_byte) {
     std::lock_guard lock(mutex_);
     replicas_compared_ = voyage.replicas;
   }
   return {};
 }
 
-Ballot Engine::Impl::ballot_of(Voyage& voyage, const RecordReference& record) const {
+Result<Ballot> Engine::Impl::ballot_of(Voyage& voyage, const RecordReference& record) const {
   const Digest128 part = digest128(voyage.index_text);
   Ballot ballot{.records = {run_of(record.rank, record.digest)},
                 .index_parts = {{options_.rank, 1, part, std::move(voyage.index_text)}},
                 .size_bytes = voyage.layout->size_bytes,
                 .replicas = {},
+                .samples = {},
+                .replicated_values = {},
                 .values = {voyage.value_digests.begin(), voyage.value_digests.end()},
                 .failures = {}};
   for (const auto& [group, tensors] : voyage.replica_digests) {
     ballot.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
+  }
+  SW_ASSIGN(auto samples, voyage.replica_look.samples(options_.rank));
+  for (auto& [group, seen] : samples) ballot.samples[group].push_back(std::move(seen));
+  if (!voyage.state.replicated_values.empty()) {
+    std::vector<std::pair<std::string_view, std::uint64_t>> values;
+    std::string names;  // a value that a rank lacks is a difference
+    for (const auto& [name, digest] : voyage.replicated_values) {
+      values.emplace_back(name, digest);
+      names += name + '\n';
+    }
+    ballot.replicated_values.push_back(samples_of(options_.rank, 0, digest64(std::as_bytes(std::span(names))),
+                                                  voyage.name.step, values,
+                                                  voyage.compares_every_byte ? kMaxListedValues : kListedSamples));
   }
   return ballot;
 }
@@ -133,7 +159,8 @@ Manifest Engine::Impl::manifest_of(const Voyage& voyage, Decision decision) cons
                   .attempt = voyage.name.attempt,
                   .world = options_.world,
                   .decision = decision,
-                  .created_unix_ms = clock_->wall_unix_ms()};
+                  .created_unix_ms = clock_->wall_unix_ms(),
+                  .metrics = decision == Decision::kCommit ? voyage.state.metrics : std::map<std::string, double>()};
 }
 
 Status Engine::Impl::decide_alone(const Voyage& voyage, const RecordReference& vote) {
@@ -144,43 +171,24 @@ Status Engine::Impl::decide_alone(const Voyage& voyage, const RecordReference& v
   manifest.index_digest = digest128(voyage.index_text);
   manifest.size_bytes = voyage.layout->size_bytes;
   manifest.tensor_count = voyage.tensor_count;
-  std::lock_guard lock(versions_mutex_);
-  SW_ASSIGN(const Manifest decided, versions_->decide(std::move(manifest)));
+  SW_ASSIGN(const Manifest decided, with_room([&] {
+              std::lock_guard lock(versions_mutex_);
+              return versions_->decide(manifest);
+            }));
   if (decided.decision == Decision::kAbort) {
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", voyage.name.step, decided.reason),
                 voyage.directory);
   }
-  refresh_catalog();  // before anybody hears of it: who waited for the commit finds it among the versions
+  note_committed(decided, voyage.pinned);
   return {};
-}
-
-// After a commit, and only then: what it made superfluous goes.
-void Engine::Impl::tidy_up(const Snapshot::Impl& snapshot) {
-  std::lock_guard lock(versions_mutex_);
-  if (auto status = versions_->clean_up({.keep = options_.keep, .keep_every = options_.keep_every}); !status) {
-    log_.warn("old checkpoints could not be removed: {}", status.error().to_string());
-    note_error(status.error());
-  }
-  refresh_catalog();
-  if (!std::exchange(told_pool_, true)) tell_pool(snapshot);
 }
 
 void Engine::Impl::clear_away(const Voyage& voyage) {
   if (voyage.directory.empty()) return;
   std::lock_guard lock(versions_mutex_);
-  if (auto status = versions_->remove(voyage.name); !status) {
+  if (auto status = versions_->remove(voyage.name, "it could not be committed"); !status) {
     log_.warn("the remains of step {} could not be removed: {}", voyage.name.step, status.error().to_string());
   }
-}
-
-void Engine::Impl::refresh_catalog() {
-  auto catalog = versions_->scan();
-  if (!catalog) {
-    log_.warn("the checkpoints could not be listed: {}", catalog.error().to_string());
-    return;
-  }
-  std::lock_guard lock(mutex_);
-  counting_ = catalog->counting();
 }
 
 // Once, when the first checkpoint has shown how fast the disk is: what a pool smaller than the state will cost at each fence.

@@ -17,8 +17,6 @@
 namespace slackwater {
 namespace {
 
-constexpr std::chrono::milliseconds kCloseGrace{2000};  // for writes in flight, once close() has run out of time
-
 double seconds(std::chrono::nanoseconds duration) { return std::chrono::duration<double>(duration).count(); }
 
 // Spreads consecutive numbers, so that each save looks at other places of the tensors.
@@ -31,17 +29,32 @@ std::uint64_t spread(std::uint64_t value) {
 struct Taken {
   Capture captured;
   ReplicaDigestsOfRank replica_digests;
+  bool compares_every_byte = false;
+  ReplicaLook replica_look;
 };
 
-// Leaves in the state what this rank writes of it. `compared`: the list of replicas that need not be compared again;
-// nullopt: there is nobody to compare them with.
+// How this rank's replicas are compared with those of others.
+struct Comparison {
+  std::uint64_t step = 0;
+  std::optional<std::uint64_t> compared;  // ReplicaShares::list() of those of which samples will do
+  ReplicaSampler& sampler;
+};
+
+// Leaves in the state what this rank writes of it. `comparison`: null if there is nobody to compare replicas with.
 Result<Taken> take(State& state, Devices& devices, const std::set<std::string, std::less<>>& known_torn,
-                   const CaptureOptions& options, ReplicaShares& shares, std::optional<std::uint64_t> compared) {
+                   const CaptureOptions& options, ReplicaShares& shares, Comparison* comparison) {
   try {
     Taken taken;
     shares.study(state);
-    if (compared && *compared != shares.list()) {
-      SW_ASSIGN(taken.replica_digests, digest_replicas(state, devices));
+    if (comparison != nullptr) {
+      taken.compares_every_byte = comparison->compared != shares.list();
+      if (taken.compares_every_byte) {
+        SW_ASSIGN(taken.replica_digests, digest_replicas(state, devices));
+      }
+      // Also then: which ranks compare every byte depends on when each of them heard of the last commit.
+      if (shares.list() != 0) {
+        SW_ASSIGN(taken.replica_look, comparison->sampler.look(state, devices, comparison->step));
+      }
     }
     state.tensors = shares.take(std::move(state.tensors));
     SW_ASSIGN(taken.captured, capture(state, devices, known_torn, options));
@@ -71,20 +84,25 @@ Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionSt
       devices_(options_.cuda_driver),
       facts_(std::make_shared<SharedFacts>()),
       coordinator_(make_coordinator(options_, *fs_, *clock_)),
-      fleet_(coordinator_ ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
-                                                                 .world = options_.world,
-                                                                 .fan_in = options_.fan_in,
-                                                                 .timeout = options_.commit_timeout,
-                                                                 .files = files_},
-                                                    *coordinator_, *fs_, *clock_)
-                          : nullptr),
+      fleet_(coordinator_
+                 ? std::make_unique<Fleet>(FleetOptions{.rank = options_.rank,
+                                                        .world = options_.world,
+                                                        .fan_in = options_.fan_in,
+                                                        .timeout = options_.commit_timeout,
+                                                        .files = files_,
+                                                        // Who waits for a rank that writes has not stalled.
+                                                        .on_heartbeat = [facts = facts_] { facts->note_progress(); }},
+                                           *coordinator_, *fs_, *clock_)
+                 : nullptr),
       versions_(std::move(versions)),
       counting_(catalog.counting()),
       fork_guard_([facts = facts_.get()] { facts->disowned.store(true, std::memory_order_release); }) {
   if (fleet_ && options_.on_busy == OnBusy::kSkip) turns_.emplace(options_.in_flight);
-  std::ranges::copy_if(catalog.entries, std::back_inserter(unreadable_), [](const CatalogEntry& entry) {
-    return entry.state == VersionState::kUnreadable && entry.current;
-  });
+  for (const CatalogEntry& entry : catalog.entries) {
+    if (entry.belongs() && entry.state == VersionState::kUnreadable) unreadable_.push_back(entry.name);
+  }
+  set_aside_ = catalog.set_aside();
+  if (options_.rank == 0) cleaner_ = std::make_unique<Cleaner>([this](Need need) { clean_up(need); });
 }
 
 Engine::Impl::~Impl() = default;
@@ -92,8 +110,14 @@ Engine::Impl::~Impl() = default;
 Status Engine::Impl::usable() const {
   if (disowned()) return fail(disowned_error());
   std::lock_guard lock(mutex_);
-  if (closed_) return fail(ErrorKind::kClosed, "the checkpointer is closed; open it again to go on", options_.path);
+  if (closed_) return fail(closed_error());
   return {};
+}
+
+Error Engine::Impl::closed_error() const {
+  return Error{.kind = ErrorKind::kClosed,
+               .message = "the checkpointer is closed; open it again to go on",
+               .path = options_.path};
 }
 
 Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State state) {
@@ -110,10 +134,12 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   std::optional<std::uint64_t> compared;
   {
     Lock lock(mutex_);
+    if (closed_) return fail(closed_error());
     SW_TRY(check_step(step));
     // Before anything can go wrong with this step: whatever comes of it, what was there goes on counting.
     if (!attempt_ && to_adopt_.empty() && !last_step_) {
-      for (const VersionInfo& version : counting_) to_adopt_.push_back({version.step, version.attempt});
+      for (const VersionInfo& version : counting_) to_adopt_.push_back(name_of(version));
+      to_adopt_.insert(to_adopt_.end(), unreadable_.begin(), unreadable_.end());
     }
     if (active_.empty()) facts_->note_progress();  // an idle engine has not stalled
     if (turns_) {
@@ -123,31 +149,33 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
         return std::optional<Snapshot>();
       }
     } else if (active_.size() >= options_.in_flight) {
-      if (options_.on_busy == OnBusy::kSkip) {
+      if (options_.on_busy == OnBusy::kSkip && !state.never_skip) {
         ++stats_.snapshots_skipped;
         return std::optional<Snapshot>();
       }
       const bool room = wait_for_room(lock);
       spec.busy_seconds = seconds(Instant::now() - began);
+      if (closed_) return fail(closed_error());
       if (!room) {
-        last_step_ = step;
         lock.unlock();
         Error error{.kind = ErrorKind::kTimeout,
                     .message = fmt::format("step {} was not captured: earlier snapshots have made no progress for {}",
                                            step, format_seconds(seconds(options_.stall_timeout))),
                     .path = options_.path,
                     .retryable = true};
-        return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
+        return accept_failed(spec, std::move(error));
       }
     }
     facts_->note_progress();  // this snapshot has not stalled, however long an earlier one takes to sync
     known_torn = known_torn_;
-    if (fleet_) compared = replicas_compared_;
+    if (!options_.paranoid) compared = replicas_compared_;
   }
 
   // Nothing but this thread changes the state until save() returns: take what cannot be taken later.
   const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
-  Result<Taken> taken = take(state, devices_, known_torn, capture_options, replica_shares_, compared);
+  Comparison comparison{.step = step, .compared = compared, .sampler = replica_sampler_};
+  Result<Taken> taken =
+      take(state, devices_, known_torn, capture_options, replica_shares_, fleet_ ? &comparison : nullptr);
   if (!taken) {
     Error error = std::move(taken).error();
     // Misuse is the caller's; trouble with a device or with memory is this snapshot's alone.
@@ -157,11 +185,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
       return fail(std::move(error));
     }
     error.message = fmt::format("step {} was not captured: {}", step, error.message);
-    {
-      std::lock_guard lock(mutex_);
-      last_step_ = step;
-    }
-    return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(error))));
+    return accept_failed(spec, std::move(error));
   }
   spec.at_once_bytes = taken->captured.at_once_size_bytes;
   const bool needs_fence = taken->captured.needs_fence;
@@ -171,15 +195,24 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
   auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
   auto voyage = std::make_shared<Voyage>();
   voyage->snapshot = snapshot;
+  voyage->to_pin = state.pin;
   voyage->state = std::move(state);
   voyage->captured = std::move(taken->captured);
   voyage->replicas = replica_shares_.list();
   voyage->replica_digests = std::move(taken->replica_digests);
+  voyage->compares_every_byte = taken->compares_every_byte;
+  voyage->replica_look = std::move(taken->replica_look);
   snapshot->set_cancel([this, weak = std::weak_ptr(voyage)](const Error& error) {
     if (const auto self = weak.lock()) give_up(self, error);
   });
   {
+    // The capture may have taken long, and close() may have come and gone meanwhile. Here is where a step is accepted: from now on close()
+    // waits for it or names it.
     std::lock_guard lock(mutex_);
+    if (closed_) {
+      end_turn(false);
+      return fail(closed_error());
+    }
     last_step_ = step;
     if (auto started = start_threads(); !started) {
       threads_error = std::move(started).error();
@@ -188,7 +221,7 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
       to_plan_.push_back(std::move(voyage));
     }
   }
-  if (threads_error) return std::optional<Snapshot>(Snapshot(failed_snapshot(spec, std::move(*threads_error))));
+  if (threads_error) return accept_failed(spec, std::move(*threads_error));
   changed_.notify_all();
   if (needs_fence) static_cast<void>(snapshot->fence(after));  // its outcome stays in the snapshot
   snapshot->finish_save();
@@ -207,7 +240,7 @@ Status Engine::Impl::check_step(std::uint64_t step) const {
   // A fresh start must not bury checkpoints that nobody looked at.
   std::optional<std::uint64_t> newest;
   for (const VersionInfo& version : counting_) newest = std::max(newest.value_or(0), version.step);
-  for (const CatalogEntry& entry : unreadable_) newest = std::max(newest.value_or(0), entry.name.step);
+  for (const VersionName& version : unreadable_) newest = std::max(newest.value_or(0), version.step);
   if (newest && *newest >= step) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("step {} cannot be saved: the directory holds checkpoints up to step {} that this run did "
@@ -220,7 +253,7 @@ Status Engine::Impl::check_step(std::uint64_t step) const {
 }
 
 bool Engine::Impl::wait_for_room(Lock& lock) {
-  while (active_.size() >= options_.in_flight) {
+  while (!closed_ && active_.size() >= options_.in_flight) {
     const auto patience = options_.stall_timeout - facts_->still_for();
     if (patience <= Instant::duration::zero()) return false;
     changed_.wait_for(lock, patience);
@@ -228,29 +261,40 @@ bool Engine::Impl::wait_for_room(Lock& lock) {
   return true;
 }
 
-std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Impl::Spec& spec, Error error) {
+std::shared_ptr<Snapshot::Impl> Engine::Impl::failed_snapshot(const Snapshot::Impl::Spec& spec, Error error,
+                                                              WhenClosed when_closed) {
   auto snapshot = std::make_shared<Snapshot::Impl>(spec, facts_);
   snapshot->fail(error);
   snapshot->release_sources();
   snapshot->finish_save();
-  if (fleet_) {
-    // The other ranks wait for this step: it goes the way of any other, so that the commit thread can tell them.
-    auto voyage = std::make_shared<Voyage>();
-    voyage->snapshot = snapshot;
+  {
     std::lock_guard lock(mutex_);
-    if (start_threads()) {
+    if (closed_ && when_closed == WhenClosed::kRefuse) {
+      end_turn(false);
+      return nullptr;
+    }
+    if (when_closed == WhenClosed::kRefuse) last_step_ = spec.step;
+    if (fleet_ && start_threads()) {
+      // The other ranks wait for this step: it goes the way of any other, so that the commit thread can tell them.
+      auto voyage = std::make_shared<Voyage>();
+      voyage->snapshot = snapshot;
       active_.push_back(voyage);
       to_plan_.push_back(std::move(voyage));
       changed_.notify_all();
       return snapshot;
     }
+    add_failure(unreported_, error, spec.step);
+    ++stats_.snapshots_failed;
+    end_turn(false);
   }
-  note_error(error);
   log_.error("{}", error.to_string());
-  std::lock_guard lock(mutex_);
-  ++stats_.snapshots_failed;
-  end_turn(false);
   return snapshot;
+}
+
+Result<std::optional<Snapshot>> Engine::Impl::accept_failed(const Snapshot::Impl::Spec& spec, Error error) {
+  auto snapshot = failed_snapshot(spec, std::move(error));
+  if (!snapshot) return fail(closed_error());
+  return std::optional<Snapshot>(Snapshot(std::move(snapshot)));
 }
 
 Status Engine::Impl::start_threads() {
@@ -261,6 +305,7 @@ Status Engine::Impl::start_threads() {
     if (!commit_thread_.joinable()) {
       commit_thread_ = start_thread("sw-commit", [this](std::stop_token stop) { commit_loop(std::move(stop)); });
     }
+    if (cleaner_) cleaner_->start();
     if (turns_ && !turn_thread_.joinable()) {
       turn_thread_ = start_thread("sw-turn", [this](std::stop_token stop) { turn_loop(std::move(stop)); });
     }
@@ -307,7 +352,7 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop
   if (const auto error = voyage->snapshot->error()) return fail(*error);
   // Without versions_mutex_: the commit thread may hold it over syncs and deletions of an earlier step, and the copies
   // of this one must not wait for that. make_version() asks for no more than the attempt, which only this thread claims.
-  SW_ASSIGN(voyage->directory, versions_->make_version(step));
+  SW_ASSIGN(voyage->directory, with_room([&] { return versions_->make_version(step); }));
   SW_ASSIGN(
       SnapshotLayout layout,
       plan_layout(voyage->state,
@@ -320,7 +365,7 @@ Status Engine::Impl::plan(const std::shared_ptr<Voyage>& voyage, const std::stop
   {
     std::lock_guard lock(voyage->mutex);  // whoever gives it up finds it either not launched at all or under way
     if (voyage->given_up) return fail(voyage->snapshot->error().value_or(Error{}));
-    SW_TRY(pipeline_->launch(voyage, on_arrived));
+    SW_TRY(pipeline_->launch(voyage, on_arrived, room_maker()));
     voyage->launched = true;
   }
   // While the bytes move: the index follows from the layout alone.
@@ -340,6 +385,7 @@ Status Engine::Impl::make_index(Voyage& voyage) const {
     voyage.index_text = serialize_index(entries);
     if (!fleet_) return check_complete(entries);  // of several, the leader sees whether their parts make a whole
     voyage.value_digests = digest_values(voyage.job->tree);
+    voyage.replicated_values = digest_leaves(voyage.state.replicated_values);
     return {};
   } catch (const std::exception& trouble) {
     return fail(ErrorKind::kOutOfMemory,
@@ -351,47 +397,64 @@ Status Engine::Impl::make_index(Voyage& voyage) const {
 Status Engine::Impl::ensure_attempt(Voyage& voyage, const std::stop_token& stop) {
   const std::uint64_t step = voyage.snapshot->step();
   std::vector<VersionName> adopted;
+  std::vector<SetAside> set_aside;
   std::uint64_t epoch = 0;
+  std::uint32_t known = 0;  // had before a restore whose end this rank did not learn
   {
     std::lock_guard lock(mutex_);
-    if (attempt_) {
+    if (attempt_ && fleet_ && fleet_->unsure()) {
+      known = attempt_->number;
+    } else if (attempt_) {
       voyage.attempt = *attempt_;
       voyage.name = {step, attempt_->number};
       return {};
     }
     adopted = to_adopt_;
+    set_aside = set_aside_;
     epoch = epoch_;
   }
   std::vector<std::string> members;
   if (fleet_) {
     SW_ASSIGN(members, fleet_->gather(stop));
     if (!fleet_->leads()) {
-      SW_ASSIGN(const std::uint32_t announced, fleet_->await_attempt(epoch, step, stop));
-      voyage.name = {step, announced};  // from here on there is somebody to tell if it goes wrong
+      SW_ASSIGN(const AnnouncedAttempt announced, fleet_->await_attempt(step, known, stop));
+      voyage.name = {step, announced.number};  // from here on there is somebody to tell if it goes wrong
+      if (announced.error) return fail(*announced.error);
     }
   }
   Result<Attempt> attempt;
   {
+    // Whoever deletes asks whether its attempt is still the newest: not while there is none.
+    const auto nobody_deletes = cleaner_ ? cleaner_->hold() : std::unique_lock<std::mutex>();
     std::lock_guard versions_lock(versions_mutex_);
     if (fleet_ && !fleet_->leads()) {
       attempt = versions_->accept(voyage.name.attempt, options_.rank, fleet_->id());
     } else if (claimed_ && claimed_->first == epoch) {
       attempt = claimed_->second;
     } else {
-      attempt = versions_->claim(options_.run_name, std::move(adopted), std::move(members));
+      attempt = versions_->claim(options_.run_name, std::move(adopted), std::move(members), std::move(set_aside),
+                                  retention_policy());
     }
   }
   // Should the others not hear of it now, or not seem to: the next step tells them of the same.
   if (attempt) claimed_.emplace(epoch, *attempt);
-  const Status told = fleet_ && fleet_->leads() ? fleet_->announce_attempt(epoch, step, attempt) : Status();
+  const Status told = fleet_ && fleet_->leads() ? fleet_->announce_attempt(step, attempt) : Status();
   if (!attempt) return fail(std::move(attempt).error());
   SW_TRY(told);
   voyage.attempt = *attempt;
   voyage.name = {step, attempt->number};
-  std::lock_guard lock(mutex_);
-  attempt_ = std::move(*attempt);
-  changed_.notify_all();
-  to_adopt_.clear();
+  {
+    std::lock_guard lock(mutex_);
+    attempt_ = std::move(*attempt);
+    changed_.notify_all();
+    to_adopt_.clear();
+    // What a rollback left behind is not live any more.
+    sweep_due_ = true;  // what it left behind may go once something was committed
+    std::erase_if(counting_, [&](const VersionInfo& version) {
+      return !std::ranges::binary_search(attempt_->adopted, name_of(version));
+    });
+  }
+  if (cleaner_) cleaner_->request();  // what killed runs left behind goes before it can fill the disk for good
   return {};
 }
 
@@ -458,7 +521,7 @@ Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> 
   if (disowned()) return fail(disowned_error());
   SW_TRY(wait_idle(level, timeout));
   std::lock_guard lock(mutex_);
-  if (first_error_) return fail(*std::exchange(first_error_, std::nullopt));
+  if (const auto unreported = std::exchange(unreported_, std::nullopt)) return fail(unreported->in_words());
   return {};
 }
 
@@ -494,15 +557,16 @@ Status Engine::Impl::fence(std::span<const StreamRef> streams) {
   return first;
 }
 
-void Engine::Impl::note_error(const Error& error) {
+void Engine::Impl::note_error(const Error& error, std::optional<std::uint64_t> step) {
   std::lock_guard lock(mutex_);
-  if (!first_error_) first_error_ = error;
+  add_failure(unreported_, error, step);
 }
 
 std::optional<Error> Engine::Impl::background_error() const {
   if (disowned()) return disowned_error();
   std::lock_guard lock(mutex_);
-  return first_error_;
+  if (!unreported_) return std::nullopt;
+  return unreported_->first;
 }
 
 std::vector<VersionInfo> Engine::Impl::versions() const {
@@ -530,103 +594,6 @@ EngineStats Engine::Impl::stats() const {
     stats.registered_buffers = pipeline_->writer().registered_buffers();
   }
   return stats;
-}
-
-Status Engine::Impl::close(std::optional<std::chrono::milliseconds> timeout) {
-  if (disowned()) return {};
-  {
-    std::lock_guard lock(mutex_);
-    if (closed_) return {};
-    closed_ = true;
-  }
-  Status status = wait(Level::kCommitted, timeout);
-  std::string unfinished;
-  for (const auto& snapshot : in_flight()) {
-    const Progress progress = snapshot->progress();
-    if (progress.failed || progress.level == Level::kCommitted) continue;  // only its tidying up is left
-    unfinished += fmt::format("{}{}", unfinished.empty() ? "" : ", ", snapshot->step());
-  }
-  if (in_flight().empty()) {
-    shut_down(true);
-    return status;
-  }
-  // Something is still under way, if only the clearing away of a snapshot that has ended: whatever it waits for, we do not.
-  if (!shut_down_within(kCloseGrace)) {
-    log_.error("storage does not answer; the threads that wait for it in {} are left behind", options_.path);
-  }
-  if (unfinished.empty()) return status;
-  return fail(ErrorKind::kTimeout, fmt::format("closed before everything was committed; given up: step {}", unfinished),
-              options_.path);
-}
-
-bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
-  struct Ended {
-    std::mutex mutex;
-    std::condition_variable changed;
-    bool ended = false;
-  };
-  auto state = std::make_shared<Ended>();
-  stuck_ = true;
-  try {
-    close_thread_ = start_thread("sw-close", [this, state](std::stop_token) {
-      shut_down(false);
-      {
-        std::lock_guard lock(state->mutex);
-        state->ended = true;
-      }
-      state->changed.notify_all();
-    });
-  } catch (const std::system_error& trouble) {
-    log_.error("no thread could be started to end the engine: {}", trouble.what());
-    return false;
-  }
-  std::unique_lock lock(state->mutex);
-  if (!state->changed.wait_for(lock, grace, [&] { return state->ended; })) return false;
-  lock.unlock();
-  close_thread_.join();
-  stuck_ = false;
-  return true;
-}
-
-void Engine::Impl::shut_down(bool in_time) {
-  const Error closing{.kind = ErrorKind::kClosed,
-                      .message = "the checkpointer was closed before this snapshot was committed",
-                      .path = options_.path};
-  if (!in_time) {
-    std::vector<std::shared_ptr<Voyage>> voyages;
-    {
-      std::lock_guard lock(mutex_);
-      voyages.assign(active_.begin(), active_.end());
-    }
-    for (const auto& voyage : voyages) {
-      voyage->snapshot->fail(closing);
-      give_up(voyage, closing);
-    }
-  }
-  turn_thread_.request_stop();
-  if (turn_thread_.joinable()) turn_thread_.join();
-  plan_thread_.request_stop();
-  if (plan_thread_.joinable()) plan_thread_.join();
-  if (!in_time) {  // what the plan thread never saw
-    std::lock_guard lock(mutex_);
-    for (const auto& voyage : to_plan_) {
-      voyage->snapshot->release_sources();
-      voyage->arrived = true;
-    }
-    to_plan_.clear();
-  }
-  {
-    EngineStats last = stats();
-    std::lock_guard lock(mutex_);
-    stats_ = std::move(last);
-    pipeline_stopped_ = true;
-  }
-  if (pipeline_) pipeline_->stop();  // every voyage has arrived now
-  commit_thread_.request_stop();
-  if (commit_thread_.joinable()) commit_thread_.join();
-  if (coordinator_) coordinator_->leave();
-  pipeline_.reset();
-  versions_.reset();
 }
 
 }  // namespace slackwater

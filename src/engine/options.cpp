@@ -77,6 +77,24 @@ Status set_slab(Options& options, std::string_view text) {
   return {};
 }
 
+// "min:3:loss", or nothing.
+Status set_keep_best(Options& options, std::string_view text) {
+  const auto wrong = [] {
+    return fail(ErrorKind::kInvalidArgument, "takes min or max, how many, and a metric, such as min:3:loss");
+  };
+  options.keep_best = {};
+  if (text.empty()) return {};
+  const auto first = text.find(':');
+  const auto second = first == std::string_view::npos ? first : text.find(':', first + 1);
+  if (second == std::string_view::npos) return wrong();
+  const std::string_view mode = text.substr(0, first);
+  const auto count = parse_count(text.substr(first + 1, second - first - 1));
+  const std::string_view metric = text.substr(second + 1);
+  if ((mode != "min" && mode != "max") || !count || *count == 0 || metric.empty()) return wrong();
+  options.keep_best = {.metric = std::string(metric), .count = *count, .highest = mode == "max"};
+  return {};
+}
+
 Status set_on_busy(Options& options, std::string_view text) {
   if (text != "wait" && text != "skip") return fail(ErrorKind::kInvalidArgument, "takes wait or skip");
   options.on_busy = text == "wait" ? OnBusy::kWait : OnBusy::kSkip;
@@ -142,6 +160,9 @@ constexpr std::array kRows{
     Row{{"keep", "count", "2", "", "Newest checkpoints kept; 0 keeps all."}, set<&Options::keep, parse_count>},
     Row{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept too; 0 is none."},
         set<&Options::keep_every, parse_count>},
+    Row{{"keep_best", "text", "", "",
+         "The best checkpoints by a metric are kept too: min:3:loss keeps the three with the lowest loss."},
+        set_keep_best},
     Row{{"paranoid", "flag", "false", "",
          "Hash every byte inside save and again after the copy, to catch any change in between."},
         set<&Options::paranoid, parse_flag>},

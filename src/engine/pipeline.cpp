@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/result.hpp"
+#include "stage/window_copy.hpp"
 
 namespace slackwater {
 namespace {
@@ -101,7 +102,8 @@ Status Pipeline::begin_passages(const Capture& captured, StageJob& job) {
   return {};
 }
 
-Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived) {
+Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived,
+                        std::function<bool()> make_room) {
   const auto& parts = voyage->layout->parts;
   auto job = std::make_shared<StageJob>();
   job->sources = std::move(voyage->captured.sources);
@@ -116,6 +118,7 @@ Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<voi
         .path = voyage->directory + "/" + parts[part].file_name(),
         .size_bytes = parts[part].size_bytes(),
         .direct = direct_io_,
+        .make_room = make_room,
         .on_progress =
             [snapshot = voyage->snapshot, counted = std::uint64_t{0}](std::uint64_t bytes) mutable {
               snapshot->add_written(bytes - counted);
@@ -162,7 +165,8 @@ Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<voi
     if (status) {
       self->snapshot->reach(Level::kStaged);
     } else {
-      if (status.error().kind == ErrorKind::kTorn) self->snapshot->fail_torn(status.error().path);
+      if (status.error().kind == ErrorKind::kTorn)
+        self->snapshot->fail_torn(changed_tensors(*self->job, status.error().path));
       self->snapshot->fail(status.error());
       for (const auto stream : self->streams) writer_->abandon(stream, status.error());
     }

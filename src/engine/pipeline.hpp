@@ -34,7 +34,9 @@ class Pipeline {
   // Opens the streams and queues the copies; needs directory, layout and captured sources. `on_arrived` is called once,
   // when nothing of this voyage is under way any more, which includes the caller: he too ends with Voyage::end_one(). The snapshot tells whether it failed.
   // An Error (of a device): nothing was launched, and on_arrived will not be called.
-  [[nodiscard]] Status launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived);
+  // `make_room`: as StreamSpec has it.
+  [[nodiscard]] Status launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived,
+                              std::function<bool()> make_room);
   // Ends what is under way, waits for writes in flight, joins the threads. Every voyage has arrived afterwards. Idempotent.
   void stop();
   // Gives a launched voyage up; it arrives as failed.

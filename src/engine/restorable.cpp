@@ -6,18 +6,16 @@ namespace slackwater {
 
 std::vector<CatalogEntry> restorable(const Catalog& catalog, std::optional<std::uint64_t> step) {
   std::vector<CatalogEntry> candidates;
+  std::vector<CatalogEntry> aside;
   for (const CatalogEntry& entry : catalog.entries) {
-    const bool damaged = entry.state == VersionState::kUnreadable && entry.current;
-    if (entry.state != VersionState::kCounts && !damaged) continue;
     if (step && entry.name.step != *step) continue;
-    candidates.push_back(entry);
+    if (entry.belongs()) candidates.push_back(entry);
+    if (step && entry.state == VersionState::kSetAside) aside.push_back(entry);
   }
-  return candidates;
+  return candidates.empty() ? aside : candidates;
 }
 
-bool is_damage(const Error& error) {
-  return error.kind == ErrorKind::kCorrupt || error.kind == ErrorKind::kIo || error.kind == ErrorKind::kNotFound;
-}
+bool is_damage(const Error& error) { return error.kind == ErrorKind::kCorrupt; }
 
 std::string listed(const std::vector<VersionInfo>& versions) {
   std::string text;

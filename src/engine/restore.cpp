@@ -1,4 +1,4 @@
-// Restore, pin, remove: what the trainer's thread does with versions that exist.
+// Restore, remove: what the trainer's thread does with versions that exist.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -29,12 +29,16 @@ bool is_refusal(const Error& error) {
 }  // namespace
 
 Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& options, const Plan& plan) {
-  SW_TRY(usable());
+  Restoring restoring(*this);
+  SW_TRY(restoring.begin());
   SW_TRY(wait_idle(Level::kCommitted, {}));
+  // What it is deleting must not be chosen, nor what is chosen be deleted.
+  if (cleaner_ && !cleaner_->wait_idle({})) return fail(ErrorKind::kInternal, "the cleaner did not end", options_.path);
   if (fleet_) return restore_together(options, plan);
   Catalog catalog;
   {
     std::lock_guard lock(versions_mutex_);
+    SW_TRY(usable());  // close() may have come meanwhile, and taken the store away
     SW_ASSIGN(catalog, versions_->scan());
   }
 
@@ -50,11 +54,14 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
 
   Restored restored;
   Placing placing;
+  std::vector<SetAside> passed_over;
   for (const CatalogEntry& entry : candidates) {
-    auto status = place_version(entry, options, plan, placing);
+    const auto known = std::ranges::find(options.passed_over, entry.name.step, &PassedOver::step);
+    auto status = known == options.passed_over.end() ? place_version(entry, options, plan, placing)
+                                                     : Status(fail(ErrorKind::kCorrupt, known->why));
     if (status) {
       restored.version = entry.info;
-      use_restored(entry.info, catalog);
+      use_restored(entry.info, catalog, passed_over);
       return std::optional<Restored>(std::move(restored));
     }
     if (placing.refusal) {
@@ -67,6 +74,7 @@ Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& opti
       return fail(std::move(error));
     }
     log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
+    passed_over.push_back({entry.name, status.error().to_string()});
     restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
   }
 
@@ -86,8 +94,9 @@ Status Engine::Impl::place_version(const CatalogEntry& entry, const RestoreOptio
   };
   placing.on_progress();
   if (entry.error) return fail(*entry.error);
+  const auto lender = idle_pipeline();
   const ReaderParts parts{.fs = fs_.get(),
-                          .pool = idle_pool(),
+                          .pool = lender ? &lender->pool() : nullptr,
                           .devices = &devices_,
                           .viewer = Viewer{.rank = options_.rank, .world = options_.world},
                           .on_progress = placing.on_progress};
@@ -129,21 +138,28 @@ Status Engine::Impl::wait_for_targets(const std::vector<Target>& targets, const 
 }
 
 // Memory that was touched and registered for saving serves restoring too; slabs held by a write that never ends do not.
-Pool* Engine::Impl::idle_pool() {
+std::shared_ptr<Pipeline> Engine::Impl::idle_pipeline() {
   std::lock_guard lock(mutex_);
   if (!pipeline_ || pipeline_stopped_ || pipeline_->pool().free_count() == 0) return nullptr;
-  return &pipeline_->pool();
+  return pipeline_;
 }
 
 // From here on this run continues that version: what came after it is superseded at the next commit.
-void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catalog) {
+// Except what a damaged version held: that is set aside, and kept.
+void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catalog,
+                                const std::vector<SetAside>& passed_over) {
   std::lock_guard lock(mutex_);
   attempt_.reset();
-  replicas_compared_ = 0;
+  replicas_compared_.reset();
   to_adopt_.clear();
-  for (const VersionInfo& counting : catalog.counting()) {
-    if (counting.step <= version.step) to_adopt_.push_back({counting.step, counting.attempt});
+  const VersionName chosen{version.step, version.attempt};
+  for (const CatalogEntry& entry : catalog.entries) {
+    // Whatever exists, whether or not it can be read now.
+    if ((entry.belongs() && entry.name.step <= version.step) || entry.name == chosen) to_adopt_.push_back(entry.name);
   }
+  set_aside_ = catalog.set_aside();
+  set_aside_.insert(set_aside_.end(), passed_over.begin(), passed_over.end());
+  std::erase_if(set_aside_, [&](const SetAside& aside) { return aside.version == chosen; });
   last_step_ = version.step;
   begin_turns_anew();
   ++epoch_;
@@ -152,29 +168,38 @@ void Engine::Impl::use_restored(const VersionInfo& version, const Catalog& catal
 Result<VersionName> Engine::Impl::find_version(std::uint64_t step) const {
   const std::vector<VersionInfo> known = versions();
   for (const VersionInfo& version : known) {
-    if (version.step == step) return VersionName{version.step, version.attempt};
+    if (version.step == step) return name_of(version);
   }
   return fail(ErrorKind::kNotFound,
               fmt::format("there is no checkpoint of step {}; there are: {}", step, listed(known)), options_.path);
-}
-
-Status Engine::Impl::pin(std::uint64_t step) {
-  SW_TRY(usable());
-  SW_ASSIGN(const VersionName name, find_version(step));
-  std::lock_guard lock(versions_mutex_);
-  SW_TRY(versions_->pin(name));
-  refresh_catalog();
-  return {};
 }
 
 Status Engine::Impl::remove(std::uint64_t step) {
   SW_TRY(usable());
   if (fleet_ && !fleet_->leads())
     return fail(ErrorKind::kInvalidArgument, "only rank 0 may delete a checkpoint", options_.path);
-  SW_ASSIGN(const VersionName name, find_version(step));
-  std::lock_guard lock(versions_mutex_);
-  SW_TRY(versions_->remove(name));
-  refresh_catalog();
+  // Not versions_mutex_: no commit waits for a delete.
+  const auto nobody_else_deletes = cleaner_ ? cleaner_->hold() : std::unique_lock<std::mutex>();
+  const std::shared_lock alive(versions_alive_);
+  SW_TRY(usable());  // still
+  SW_ASSIGN(const Catalog catalog, versions_->scan());
+  // A step may be there several times: saved again after a rollback, and a damaged one of before that was set aside. Damaged
+  // ones go first, and alone: whoever wants the good one gone, too, calls again.
+  std::vector<VersionName> names;
+  const auto add_all = [&](VersionState state) {
+    for (const CatalogEntry& entry : catalog.entries)
+      if (entry.name.step == step && entry.state == state) names.push_back(entry.name);
+  };
+  add_all(VersionState::kSetAside);
+  if (const auto live = find_version(step); names.empty() && live) names.push_back(*live);
+  if (names.empty()) add_all(VersionState::kUnreadable);
+  if (names.empty()) return fail(find_version(step).error());
+  for (const VersionName& name : names) {
+    SW_TRY(versions_->remove(name, "delete() was called"));
+    std::lock_guard state_lock(mutex_);
+    std::erase_if(set_aside_, [&](const SetAside& aside) { return aside.version == name; });
+    std::erase_if(counting_, [&](const VersionInfo& version) { return name_of(version) == name; });
+  }
   return {};
 }
 

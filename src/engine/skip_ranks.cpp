@@ -81,7 +81,8 @@ void Engine::Impl::use_turn(std::uint32_t attempt, std::uint64_t from) {
        fmt::format("word that step {} is to be saved came when it had passed (on_busy=skip); rank 0 says it earlier "
                    "from now on",
                    *missed),
-       options_.path, 0, true}));
+       options_.path, 0, true},
+      WhenClosed::kAccept));
 }
 
 void Engine::Impl::end_turn(bool committed) {

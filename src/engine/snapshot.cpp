@@ -15,9 +15,9 @@ bool Snapshot::released() const { return impl_->released(); }
 bool Snapshot::wait_released(std::optional<std::chrono::milliseconds> timeout) const {
   return impl_->wait_released(timeout);
 }
-void Snapshot::seal(std::optional<std::string> torn_tensor) { impl_->seal(std::move(torn_tensor)); }
+void Snapshot::seal(std::vector<std::string> torn_tensors) { impl_->seal(std::move(torn_tensors)); }
 std::optional<Error> Snapshot::error() const { return impl_->error(); }
-std::optional<std::string> Snapshot::torn_tensor() const { return impl_->torn_tensor(); }
+std::vector<std::string> Snapshot::torn_tensors() const { return impl_->torn_tensors(); }
 Progress Snapshot::progress() const { return impl_->progress(); }
 SnapshotStats Snapshot::stats() const { return impl_->stats(); }
 

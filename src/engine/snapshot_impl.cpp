@@ -1,5 +1,6 @@
 #include "engine/snapshot_impl.hpp"
 
+#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -25,13 +26,15 @@ Error disowned_error() {
                .path = {}};
 }
 
-Error torn_error(const std::string& tensor) {
-  return Error{.kind = ErrorKind::kTorn,
-               .message = fmt::format(
-                   "tensor '{}' was written to between save() and the fence; call fence() before writing to it (it is "
-                   "captured inside save() from now on)",
-                   tensor),
-               .path = {}};
+Error torn_error(const std::vector<std::string>& tensors) {
+  const bool one = tensors.size() == 1;
+  return Error{
+      .kind = ErrorKind::kTorn,
+      .message = fmt::format("tensor '{}'{} written to between save() and the fence; call fence() before "
+                             "writing to {} (captured inside save() from now on)",
+                             tensors.at(0), one ? " was" : fmt::format(" and {} more were", tensors.size() - 1),
+                             one ? "it" : "them"),
+      .path = {}};
 }
 
 namespace {
@@ -155,10 +158,10 @@ bool Snapshot::Impl::wait_released(std::optional<std::chrono::milliseconds> time
   return changed_.wait_for(lock, *timeout, [&] { return released_; });
 }
 
-void Snapshot::Impl::seal(std::optional<std::string> torn_tensor) {
+void Snapshot::Impl::seal(std::vector<std::string> torn_tensors) {
   if (disowned()) return;
-  if (torn_tensor) {
-    fail_torn(std::move(*torn_tensor));
+  if (!torn_tensors.empty()) {
+    fail_torn(std::move(torn_tensors));
     return;
   }
   {
@@ -263,14 +266,17 @@ void Snapshot::Impl::fail(Error error) {
   changed_.notify_all();
 }
 
-void Snapshot::Impl::fail_torn(std::string tensor) {
+void Snapshot::Impl::fail_torn(std::vector<std::string> tensors) {
   {
     // At once: a commit thread that finds it sealed must find the error too.
     std::lock_guard lock(mutex_);
     sealed_ = true;
-    if (!error_ && !deciding_) {
-      error_ = torn_error(tensor);
-      torn_tensor_ = std::move(tensor);
+    if (!error_ && !deciding_) error_ = torn_error(tensors);
+    // The engine and the caller look in different ways: each may find some that the other does not.
+    if (error_ && error_->kind == ErrorKind::kTorn) {
+      const std::set<std::string, std::less<>> known(torn_tensors_.begin(), torn_tensors_.end());
+      for (std::string& tensor : tensors)
+        if (!known.contains(tensor)) torn_tensors_.push_back(std::move(tensor));
     }
   }
   changed_.notify_all();
@@ -302,10 +308,10 @@ void Snapshot::Impl::conclude(const Status& outcome) {
   changed_.notify_all();
 }
 
-std::optional<std::string> Snapshot::Impl::torn_tensor() const {
-  if (disowned()) return std::nullopt;
+std::vector<std::string> Snapshot::Impl::torn_tensors() const {
+  if (disowned()) return {};
   std::lock_guard lock(mutex_);
-  return torn_tensor_;
+  return torn_tensors_;
 }
 
 void Snapshot::Impl::retire() {

@@ -42,7 +42,7 @@ class Snapshot::Impl {
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
   [[nodiscard]] bool released() const;
   [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout) const;
-  void seal(std::optional<std::string> torn_tensor);
+  void seal(std::vector<std::string> torn_tensors);
   [[nodiscard]] std::optional<Error> error() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
@@ -59,13 +59,13 @@ class Snapshot::Impl {
   void release_sources();                              // no source byte will be read any more
   // The first error stays. No effect once the decision has begun: what is on disk then decides, not who comes last.
   void fail(Error error);
-  void fail_torn(std::string tensor);
+  void fail_torn(std::vector<std::string> tensors);  // at least one
   [[nodiscard]] bool failed() const;
   // The point of no return, for the commit thread: waits until the snapshot is sealed or failed, then answers the error, or
   // nothing, and from then on only conclude() can end it.
   [[nodiscard]] std::optional<Error> begin_decision();
   void conclude(const Status& outcome);  // committed, or failed with this error
-  [[nodiscard]] std::optional<std::string> torn_tensor() const;
+  [[nodiscard]] std::vector<std::string> torn_tensors() const;
   // Committed or failed for good; the engine lets go of it.
   void retire();
 
@@ -92,7 +92,7 @@ class Snapshot::Impl {
   mutable std::condition_variable changed_;
   Level level_ = Level::kCaptured;
   std::optional<Error> error_;
-  std::optional<std::string> torn_tensor_;
+  std::vector<std::string> torn_tensors_;
   bool released_ = false;
   std::vector<DevicePoint> points_;  // behind all copies of each device, while it is fenced and not yet released
   bool sealed_;
@@ -103,6 +103,6 @@ class Snapshot::Impl {
 // The error every call gives in a forked child.
 [[nodiscard]] Error disowned_error();
 // The error of a snapshot whose tensor changed between save() and the fence.
-[[nodiscard]] Error torn_error(const std::string& tensor);
+[[nodiscard]] Error torn_error(const std::vector<std::string>& tensors);
 
 }  // namespace slackwater

@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "layout/json_reader.hpp"
 
 namespace slackwater {
@@ -30,7 +32,39 @@ bool is_typed(const Members& members) {
   return first != members.end() && first->first.starts_with('$');
 }
 
+// Several texts may have one name: what is typed, and its type.
+void add_leaf(std::map<std::string, std::uint64_t>& leaves, const std::string& name, std::string_view text) {
+  const Digest128 digest = digest128(fmt::format("{:016x}{}", leaves[name], text));
+  leaves[name] = digest.low;
+}
+
+void add_leaves(std::map<std::string, std::uint64_t>& leaves, const std::string& name, std::string_view text,
+                unsigned depth) {
+  const std::optional<Members> members = depth < kLeafDepth ? members_of(text) : std::nullopt;
+  if (!members || members->empty() || members->size() > kMaxMembers) {
+    add_leaf(leaves, name, text);
+    return;
+  }
+  const bool typed = is_typed(*members);
+  for (const auto& [key, value] : *members) {
+    if (!typed) {
+      add_leaves(leaves, name.empty() ? key : name + "." + key, value, depth + 1);
+    } else if (key == "v") {
+      add_leaves(leaves, name, value, depth + 1);
+    } else {
+      add_leaf(leaves, name, key);
+      add_leaf(leaves, name, value);
+    }
+  }
+}
+
 }  // namespace
+
+std::map<std::string, std::uint64_t> digest_leaves(const std::map<std::string, std::string>& texts) {
+  std::map<std::string, std::uint64_t> leaves;
+  for (const auto& [name, text] : texts) add_leaves(leaves, name, text, 0);
+  return leaves;
+}
 
 std::map<std::string, Digest128> digest_values(std::string_view tree) {
   if (tree.empty()) return {};

@@ -17,6 +17,7 @@
 #include "commit/names.hpp"
 #include "engine/capture.hpp"
 #include "engine/replica_digests.hpp"
+#include "engine/replica_samples.hpp"
 #include "engine/snapshot_impl.hpp"
 #include "layout/stream_layout.hpp"
 #include "stage/stager.hpp"
@@ -30,6 +31,8 @@ struct Voyage {
   Capture captured;
   std::uint64_t replicas = 0;            // ReplicaShares::list()
   ReplicaDigestsOfRank replica_digests;  // none once these replicas have been compared
+  bool compares_every_byte = false;      // whether there would be some, if there are replicas
+  ReplicaLook replica_look;              // with several ranks
 
   // Set by the plan thread.
   Attempt attempt;
@@ -40,8 +43,14 @@ struct Voyage {
   std::vector<StreamWriter::StreamId> streams;  // by part
   std::string index_text;
   std::uint64_t tensor_count = 0;                  // in it
-  std::map<std::string, Digest128> value_digests;  // of the members at the top of the tree
+  std::map<std::string, Digest128> value_digests;          // of the members at the top of the tree
+  std::map<std::string, std::uint64_t> replicated_values;  // digests of those that all ranks should have alike
 
+  // Guarded by the engine's mutex_.
+  bool to_pin = false;       // somebody wants it pinned
+  bool pin_settled = false;  // nobody looks at to_pin any more: pin() has to do it
+
+  bool pinned = false;  // of the commit thread: that was done
   bool voted = false;  // of the commit thread: the other ranks have this one's ballot
 
   std::mutex mutex;             // guards what follows

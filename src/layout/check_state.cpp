@@ -21,6 +21,7 @@
 namespace slackwater {
 namespace {
 
+constexpr std::size_t kMaxMetricNameBytes = 64u << 10;
 // Leaves room below 2^63 for headers and for rounding up.
 constexpr std::uint64_t kMaxStateBytes = std::uint64_t{1} << 62;
 
@@ -158,6 +159,24 @@ class ShardChecks {
   std::vector<std::uint32_t> several_;                               // tensors of which there are several boxes
 };
 
+// They go into the manifest, which must stay small enough to be read back.
+Status check_metrics(const State& state) {
+  if (state.metrics.size() > kMaxMetrics) {
+    return misuse(fmt::format("the state has {} metrics, at most {} can be kept; put the others into the state itself",
+                              state.metrics.size(), kMaxMetrics));
+  }
+  std::size_t names_bytes = 0;
+  for (const auto& [name, value] : state.metrics) {
+    if (!is_utf8(name)) return misuse("the name of a metric is not valid UTF-8; rename it");
+    names_bytes += name.size();
+  }
+  if (names_bytes > kMaxMetricNameBytes) {
+    return misuse(fmt::format("the names of the metrics take {} bytes, at most {} can be kept; shorten them",
+                              names_bytes, kMaxMetricNameBytes));
+  }
+  return {};
+}
+
 }  // namespace
 
 Status check_state(const State& state) {
@@ -171,6 +190,7 @@ Status check_state(const State& state) {
                       is_utf8(key) ? key : "(unreadable key)"));
     }
   }
+  SW_TRY(check_metrics(state));
   NameTable names(state.tensors.size(),
                   [&](std::uint32_t index) -> std::string_view { return state.tensors[index].name; });
   ShardChecks shards(state);

@@ -1,9 +1,11 @@
 #include "os/durable.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "os/retry.hpp"
 
 namespace slackwater {
 namespace {
@@ -54,6 +56,17 @@ Status write_durably(FileSystem& fs, const std::string& path, std::string_view b
   return {};
 }
 
+Status link_exclusively(FileSystem& fs, const std::string& private_path, const std::string& path) {
+  Status linked = fs.link(private_path, path);
+  if (linked) return linked;
+  // The file has a second name only if we gave it one. It is opened anew, because attributes that were cached before the
+  // call still say one; opening asks the server.
+  const auto file = fs.open(private_path, OpenMode::kRead, false);
+  const auto found = file ? (*file)->status() : fail(file.error());
+  if (found && found->link_count == 2) return {};
+  return linked;
+}
+
 Status publish_exclusively(FileSystem& fs, const std::string& directory, const std::string& name,
                            std::string_view bytes, const std::string& unique) {
   const std::string final_path = directory + "/" + name;
@@ -66,7 +79,7 @@ Status publish_exclusively(FileSystem& fs, const std::string& directory, const s
     return fail(std::move(error));
   }
   // 2. link, not rename: it fails if the name exists, so exactly one writer decides.
-  const Status linked = fs.link(temp_path, final_path);
+  const Status linked = link_exclusively(fs, temp_path, final_path);
   // 3. The private name has served; if it stays, it is debris that readers ignore.
   (void)fs.unlink(temp_path);
   if (!linked) return linked;
@@ -80,6 +93,11 @@ Status publish_exclusively(FileSystem& fs, const std::string& directory, const s
     return fail(std::move(error));
   }
   return {};
+}
+
+Result<bool> lists_name(FileSystem& fs, const std::string& directory, std::string_view name) {
+  SW_ASSIGN(const std::vector<DirectoryEntry> entries, fs.list(directory));
+  return std::ranges::binary_search(entries, name, {}, &DirectoryEntry::name);
 }
 
 Result<std::string> read_whole(FileSystem& fs, const std::string& path, std::uint64_t max_bytes) {
@@ -102,7 +120,9 @@ Result<bool> ensure_directory(FileSystem& fs, const std::string& path) {
   if (made) return true;
   if (made.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(made).error());
   // "/." looks behind a symbolic link: people put runs elsewhere with one.
-  if (const auto found = fs.status(path + "/."); found && found->type == FileType::kDirectory) return false;
+  auto found = retry_read([&] { return fs.status(path + "/."); });
+  if (found && found->type == FileType::kDirectory) return false;
+  if (!found && found.error().kind != ErrorKind::kNotFound) return fail(std::move(found).error());
   made.error().message = "cannot make the directory: a file of that name is in the way";
   return fail(std::move(made).error());
 }

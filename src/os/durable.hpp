@@ -33,10 +33,21 @@ class DurableFile {
 
 [[nodiscard]] Status write_durably(FileSystem& fs, const std::string& path, std::string_view bytes);
 
+// Gives a file under a private name, which nobody else knows, a second one: FileSystem::link, but its answer is true over NFS
+// too. There the reply can be lost after the server has made the link; the call that the client sends again then finds it
+// (EEXIST), or an error comes instead of a reply. Success here means that the link is ours, whatever link() answered.
+[[nodiscard]] Status link_exclusively(FileSystem& fs, const std::string& private_path, const std::string& path);
+
 // Name is taken exactly once, by exactly one writer: kAlreadyExists if somebody was first. kInDoubt if the name was made and the
 // sync of the directory then failed. `unique` makes the temp name unique among all writers (run, attempt, rank).
 [[nodiscard]] Status publish_exclusively(FileSystem& fs, const std::string& directory, const std::string& name,
                                          std::string_view bytes, const std::string& unique);
+
+// Whether a directory lists this name; kNotFound if there is no such directory. The way to look for a name that another
+// host may make at any time. Over NFS, asking for the name itself (open, lstat) has a price: if it is missing, this host
+// believes for 30 to 60 s that it stays missing, whoever makes it meanwhile (nfs(5), "Directory entry caching"). Opening a
+// directory asks the server, and what it then lists can be opened.
+[[nodiscard]] Result<bool> lists_name(FileSystem& fs, const std::string& directory, std::string_view name);
 
 // Reads a small file whole; kCorrupt when it is larger than max_bytes (checked before allocating).
 [[nodiscard]] Result<std::string> read_whole(FileSystem& fs, const std::string& path, std::uint64_t max_bytes);

@@ -18,6 +18,7 @@ enum class FileType : std::uint8_t { kRegular, kDirectory, kOther };
 struct FileStatus {
   FileType type = FileType::kOther;
   std::uint64_t size_bytes = 0;
+  std::uint64_t link_count = 0;  // names of the file
 };
 
 class File {

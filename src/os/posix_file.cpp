@@ -32,6 +32,12 @@ FileType file_type_of(unsigned mode) {
   return FileType::kOther;
 }
 
+FileStatus file_status_of(const struct stat& info) {
+  return {.type = file_type_of(info.st_mode),
+          .size_bytes = static_cast<std::uint64_t>(info.st_size),
+          .link_count = static_cast<std::uint64_t>(info.st_nlink)};
+}
+
 PosixFile::PosixFile(UniqueFd descriptor, std::string path, std::uint64_t serial)
     : descriptor_(std::move(descriptor)), path_(std::move(path)), serial_(serial) {}
 
@@ -94,7 +100,7 @@ Result<FileStatus> PosixFile::status() const {
   if (::fstat(descriptor_.get(), &info) != 0) {
     return fail(error_from_errno(errno, "cannot read the status of the file", path_));
   }
-  return FileStatus{file_type_of(info.st_mode), static_cast<std::uint64_t>(info.st_size)};
+  return file_status_of(info);
 }
 
 Status PosixFile::set_direct(bool direct) {

@@ -7,6 +7,8 @@
 #include "base/unique_fd.hpp"
 #include "os/file.hpp"
 
+struct stat;
+
 namespace slackwater {
 
 class PosixFile final : public File {
@@ -38,5 +40,6 @@ class PosixFile final : public File {
 
 // Of a stat structure's mode.
 [[nodiscard]] FileType file_type_of(unsigned mode);
+[[nodiscard]] FileStatus file_status_of(const struct stat& info);
 
 }  // namespace slackwater

@@ -131,7 +131,7 @@ Result<FileStatus> PosixFileSystem::status(const std::string& path) {
   struct stat info{};
   if (::lstat(path.c_str(), &info) != 0)
     return fail(error_from_errno(errno, "cannot read the status of the file", path));
-  return FileStatus{file_type_of(info.st_mode), static_cast<std::uint64_t>(info.st_size)};
+  return file_status_of(info);
 }
 
 Result<std::uint64_t> PosixFileSystem::free_bytes(const std::string& path) {

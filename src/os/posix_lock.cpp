@@ -47,6 +47,10 @@ std::string read_holder(int descriptor) {
 
 }  // namespace
 
+bool locks_unknown(const Error& error) {
+  return error.sys_errno == ENOLCK || error.sys_errno == ENOSYS || error.sys_errno == EOPNOTSUPP;
+}
+
 PosixLock::PosixLock() : guard_([this] { (void)descriptor_.close(); }) {}
 
 PosixLock::~PosixLock() {

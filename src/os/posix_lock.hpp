@@ -11,6 +11,9 @@
 
 namespace slackwater {
 
+// Whether acquire() failed because the file system has no locks, not because somebody else has this one.
+[[nodiscard]] bool locks_unknown(const Error& error);
+
 class PosixLock final : public FileLock {
  public:
   [[nodiscard]] static Result<std::unique_ptr<FileLock>> acquire(const std::string& path);

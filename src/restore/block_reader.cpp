@@ -19,6 +19,7 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
+#include "os/retry.hpp"
 
 namespace slackwater {
 namespace {
@@ -305,7 +306,7 @@ bool Run::open_source(std::uint32_t file) {
   SourceFile& source = sources_[file];
   if (source.file) return true;
   if (source.unreadable) return false;
-  auto opened = fs_.open(read_files_[file].path, OpenMode::kRead, direct_);
+  auto opened = retry_read([&] { return fs_.open(read_files_[file].path, OpenMode::kRead, direct_); });
   if (opened) {
     source.file = std::move(*opened);
     return true;
@@ -336,11 +337,13 @@ void Run::place(const Task& task) {
   for (std::uint64_t begin = 0; begin < unit.size_bytes; begin += kBlockBytes) {
     const std::uint64_t offset = unit.offset + begin;
     const std::uint64_t size = std::min(kBlockBytes, unit.size_bytes - begin);
-    // A failed read says nothing about the blocks around the bad sector: look at each alone.
+    // A failed read says nothing about the blocks around the bad sector: look at each alone, more than once.
     const Result<std::uint64_t> available =
-        task.bytes_read
-            ? Result<std::uint64_t>(*task.bytes_read > begin ? *task.bytes_read - begin : 0)
-            : sources_[unit.file].file->read_at(task.memory.subspan(begin, round_up(size, kDirectAlignment)), offset);
+        task.bytes_read ? Result<std::uint64_t>(*task.bytes_read > begin ? *task.bytes_read - begin : 0)
+                        : retry_read([&] {
+                            return sources_[unit.file].file->read_at(
+                                task.memory.subspan(begin, round_up(size, kDirectAlignment)), offset);
+                          });
     std::optional<Error> problem;
     if (!available) {
       problem = available.error();

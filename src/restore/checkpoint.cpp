@@ -220,7 +220,10 @@ Status Checkpoint::read(std::span<const Target> targets) {
   };
   std::optional<Error> damage;
   const auto keep_first = [&](const BadBlock& bad) {
-    if (!damage) damage = describe_damage(bad, plan);
+    if (!damage) {
+      damage = describe_damage(bad, plan);
+      if (bad.error.kind == ErrorKind::kNotFound) damage = missing_or_unreadable(*impl_->fs, std::move(*damage));
+    }
     return false;
   };
   const auto go_on = [&](std::uint64_t) {

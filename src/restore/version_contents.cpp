@@ -15,20 +15,12 @@
 #include "commit/catalog.hpp"
 #include "commit/fields.hpp"
 #include "os/durable.hpp"
+#include "os/retry.hpp"
 
 namespace slackwater {
 namespace {
 
 constexpr std::uint64_t kLengthWordBytes = 8;
-
-// What the manifest promises and is not there is damage, not an honest "not found".
-Error as_damage(Error error) {
-  if (error.kind == ErrorKind::kNotFound) {
-    error.kind = ErrorKind::kCorrupt;
-    error.message = "a file that this committed version promises is missing";
-  }
-  return error;
-}
 
 Error misplaced(const std::string& name, std::uint32_t rank, const std::string& path) {
   return {ErrorKind::kCorrupt,
@@ -59,7 +51,7 @@ Status append_verified(File& file, const FileRecord& promised, std::uint64_t fir
     const std::size_t before = out.size();
     out.resize(before + size);
     const std::span<std::byte> into = std::as_writable_bytes(std::span(out).subspan(before));
-    SW_ASSIGN(const std::uint64_t got, file.read_at(into, offset));
+    SW_ASSIGN(const std::uint64_t got, retry_read([&] { return file.read_at(into, offset); }));
     if (got != size)
       return fail(ErrorKind::kCorrupt, fmt::format("the file ends inside the block at offset {}", offset), file.path());
     if (digest64(into) != promised.block_digests[block])
@@ -81,7 +73,7 @@ Result<std::string> load_tree(FileSystem& fs, const std::string& path, const Fil
                 path);
   std::string text;
   if (stored.size_bytes == 0) return text;
-  SW_ASSIGN(const std::unique_ptr<File> file, fs.open(path, OpenMode::kRead, false));
+  SW_ASSIGN(const std::unique_ptr<File> file, retry_read([&] { return fs.open(path, OpenMode::kRead, false); }));
   const std::uint64_t first = stored.offset / kBlockBytes;
   const std::uint64_t last = (stored.offset + stored.size_bytes + kBlockBytes - 1) / kBlockBytes;
   SW_TRY(append_verified(*file, promised, first, last, text));
@@ -137,7 +129,7 @@ class HeaderReader {
   Status add_file(const StreamIdentity& identity, FileRecord promised, bool tree_wanted) {
     std::string path = directory_ + "/" + promised.name;
     auto header = load_header(fs_, path, promised, identity);
-    if (!header) return fail(as_damage(std::move(header).error()));
+    if (!header) return fail(std::move(header).error());
     if (tree_wanted && promised.name == contents_.manifest.files.data(identity.rank, 0))
       SW_TRY(take_tree(fs_, path, promised, *header, contents_));
     for (TensorInfo& tensor : header->tensors) {
@@ -214,7 +206,7 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
     if (file.name != manifest.files.data(rank, 0)) continue;
     const std::string first = directory + "/" + file.name;
     auto header = load_header(fs, first, file, record.identity);
-    if (!header) return fail(as_damage(std::move(header).error()));
+    if (!header) return fail(std::move(header).error());
     SW_TRY(take_tree(fs, first, file, *header, contents));
   }
   return {};
@@ -229,12 +221,12 @@ bool has_feature(const Manifest& manifest, std::string_view feature) {
 Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,
                            const RecordReference& reference) {
   if (const std::string own = manifest.files.directory(reference.rank); !own.empty()) {
-    if (auto found = check_own_directory(fs, directory + "/" + own); !found)
-      return fail(as_damage(std::move(found).error()));
+    if (auto found = retry_read([&] { return check_own_directory(fs, directory + "/" + own); }); !found)
+      return fail(missing_or_unreadable(fs, std::move(found).error()));
   }
   const std::string path = directory + "/" + reference.file;
-  auto text = read_whole(fs, path, kMaxRecordBytes);
-  if (!text) return fail(as_damage(std::move(text).error()));
+  auto text = retry_read([&] { return read_whole(fs, path, kMaxRecordBytes); });
+  if (!text) return fail(missing_or_unreadable(fs, std::move(text).error()));
   if (digest128(*text) != reference.digest)
     return fail(ErrorKind::kCorrupt, "the record is not the one the manifest names (checksum differs)", path);
   SW_ASSIGN(Record record, parse_record(*text, path));
@@ -249,8 +241,10 @@ Result<Record> load_record(FileSystem& fs, const std::string& directory, const M
 
 Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const FileRecord& promised,
                                  const StreamIdentity& identity) {
-  SW_ASSIGN(const std::unique_ptr<File> file, fs.open(path, OpenMode::kRead, false));
-  SW_ASSIGN(const FileStatus status, file->status());
+  auto opened = retry_read([&] { return fs.open(path, OpenMode::kRead, false); });
+  if (!opened) return fail(missing_or_unreadable(fs, std::move(opened).error()));
+  const std::unique_ptr<File> file = std::move(*opened);
+  SW_ASSIGN(const FileStatus status, retry_read([&] { return file->status(); }));
   if (status.size_bytes != promised.size_bytes)
     return fail(ErrorKind::kCorrupt,
                 fmt::format("the file has {} bytes, its record promises {}", status.size_bytes, promised.size_bytes),
@@ -322,7 +316,25 @@ Status load_promises(FileSystem& fs, const std::string& directory, VersionConten
   return {};
 }
 
+Error missing_or_unreadable(FileSystem& fs, Error error) {
+  if (error.kind != ErrorKind::kNotFound) return error;
+  const std::size_t slash = error.path.rfind('/');
+  const auto entries = retry_read([&] { return fs.list(error.path.substr(0, slash)); });
+  if (!entries && entries.error().kind != ErrorKind::kNotFound) return entries.error();
+  const std::string name = error.path.substr(slash + 1);
+  if (entries && std::ranges::find(*entries, name, &DirectoryEntry::name) != entries->end()) {
+    error.kind = ErrorKind::kIo;
+    error.retryable = true;
+    error.message = "the file is listed in its directory, but cannot be opened";
+  } else {
+    error.kind = ErrorKind::kCorrupt;
+    error.message = "a file that this committed version promises is missing";
+  }
+  return error;
+}
+
 Error damaged_or_removed(FileSystem& fs, const std::string& root, const VersionName& version, Error damage) {
+  if (damage.kind != ErrorKind::kCorrupt && damage.kind != ErrorKind::kNotFound) return damage;
   const std::string directory = root + "/" + version_directory(version);
   const auto manifest = fs.status(directory + "/" + kManifestName);
   if (manifest || manifest.error().kind != ErrorKind::kNotFound) return damage;

@@ -67,6 +67,10 @@ using OnProgress = std::function<void()>;
 [[nodiscard]] Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const FileRecord& promised,
                                                const StreamIdentity& identity);
 
+// What the manifest promises and the listing of its directory does not show is damage. A name that is listed and cannot be
+// opened is trouble of the storage, as is a directory that cannot be listed. `error` names the file; other kinds stay.
+[[nodiscard]] Error missing_or_unreadable(FileSystem& fs, Error error);
+
 // Readers take no lock: retention may remove a version under them, manifest first. What then looks like damage is kNotFound.
 [[nodiscard]] Error damaged_or_removed(FileSystem& fs, const std::string& root, const VersionName& version,
                                        Error damage);

@@ -12,6 +12,7 @@
 #include "commit/fields.hpp"
 #include "commit/names.hpp"
 #include "os/durable.hpp"
+#include "os/retry.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
@@ -140,7 +141,7 @@ class IndexViewer {
 
 Result<std::string> read_index(FileSystem& fs, const std::string& directory, const Manifest& manifest) {
   const std::string path = fmt::format("{}/{}", directory, kIndexName);
-  SW_ASSIGN(std::string text, read_whole(fs, path, kMaxIndexBytes));
+  SW_ASSIGN(std::string text, retry_read([&] { return read_whole(fs, path, kMaxIndexBytes); }));
   if (digest128(text) != manifest.index_digest)
     return corrupt("the index is not the one the manifest names (checksum differs)", path);
   return text;

@@ -33,6 +33,17 @@ Status check_stood_still(const StageJob& job, std::uint32_t tensor) {
       job.names[tensor]);
 }
 
+std::vector<std::string> changed_tensors(const StageJob& job, const std::string& first) {
+  std::vector<std::string> names{first};
+  for (std::uint32_t tensor = 0; tensor < job.sources.size(); ++tensor) {
+    const Source& source = job.sources[tensor];
+    if (!source.guarded || source.passage != kOnHost || job.names[tensor] == first) continue;
+    const Status stood = check_stood_still(job, tensor);
+    if (!stood && stood.error().kind == ErrorKind::kTorn) names.push_back(job.names[tensor]);
+  }
+  return names;
+}
+
 Result<CopiedWindow> WindowCopier::copy(const StageJob& job, std::uint32_t part, std::uint64_t index,
                                         std::span<std::byte> slab, CopiedBytes& copied) {
   const StreamLayout& layout = job.layout->parts[part];

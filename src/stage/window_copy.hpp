@@ -29,6 +29,10 @@ struct CopiedWindow {
 // are over.
 [[nodiscard]] Status check_stood_still(const StageJob& job, std::uint32_t tensor);
 
+// For a job that ended with kTorn, while its sources are still there: `first`, the tensor that it ended with, and every other
+// one in host memory that has changed since save(). Whoever writes to one too early mostly writes to its neighbours, too.
+[[nodiscard]] std::vector<std::string> changed_tensors(const StageJob& job, const std::string& first);
+
 class WindowCopier {
  public:
   // Fills `slab` with window `index` of part `part`, and zeroes up to the next multiple of 4096. kTorn if a guarded tensor in host

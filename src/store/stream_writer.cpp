@@ -177,10 +177,11 @@ class StreamWriter::Impl {
     all_registered_.store(false, std::memory_order_relaxed);
     // A backend that has no such thing was reported when it was chosen.
     if (status.error().kind == ErrorKind::kUnsupported) return;
-    log_.warn(
-        "the kernel does not pin the buffers of the pool ({}); writes go on unregistered, a little slower; a higher "
-        "limit of locked memory (ulimit -l) changes that",
-        status.error().to_string());
+    if (status.error().sys_errno == ENOMEM) {
+      log_.warn("writes are a little slower than they could be: the limit of locked memory is low (ulimit -l)");
+    } else {
+      log_.warn("writes are a little slower than they could be: {}", status.error().to_string());
+    }
   }
 
   void handle(BeginStream& begin, bool closing) {
@@ -196,7 +197,13 @@ class StreamWriter::Impl {
   [[nodiscard]] Status open_file(Stream& stream) {
     if (broken_) return fail(*broken_);
     const bool direct = stream.spec.direct && this->direct();
-    SW_ASSIGN(stream.file, DurableFile::create(fs_, stream.spec.path, stream.spec.size_bytes, direct));
+    const auto create = [&] { return DurableFile::create(fs_, stream.spec.path, stream.spec.size_bytes, direct); };
+    auto file = create();
+    // The file that could not be had in full is gone again, so its name is free.
+    while (!file && file.error().kind == ErrorKind::kNoSpace && stream.spec.make_room && stream.spec.make_room())
+      file = create();
+    if (!file) return fail(std::move(file).error());
+    stream.file = std::move(*file);
     if (direct && !stream.file->file().direct()) direct_refused("at open", stream.spec.path);
     return {};
   }

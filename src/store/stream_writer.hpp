@@ -37,6 +37,8 @@ struct StreamSpec {
   std::string path;
   std::uint64_t size_bytes = 0;
   bool direct = true;
+  // There is no space for the file. True: some was made, so it is worth another try. Waits as long as that takes.
+  std::function<bool()> make_room = {};
   // Of the bytes written so far; may be called often.
   std::function<void(std::uint64_t)> on_progress;
   // Once: complete, or the first error (all slabs given so far have been released, or will be as they arrive).
