@@ -8,6 +8,7 @@
 
 #include "corruption/corruption_harness.hpp"
 #include "support/effort.hpp"
+#include "support/tally.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -43,6 +44,7 @@ TEST(CorruptionTest, EveryDamageIsNamedOrHarmless) {
   for (std::size_t i = 0; i < by_target.size(); ++i) table += row(fmt::format("in {}", kTargetNames[i]), by_target[i]);
   std::fputs((table + row("all", all)).c_str(), stdout);
   std::fflush(stdout);
+  report_tally("corruptions", all.tried, all.lost);
   EXPECT_EQ(all.tried, trials);
   EXPECT_EQ(all.lost, 0u);
   if (!kSanitized) {

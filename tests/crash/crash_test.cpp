@@ -6,6 +6,7 @@
 
 #include "crash/crash_rig.hpp"
 #include "support/effort.hpp"
+#include "support/tally.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -26,6 +27,7 @@ TEST(CrashTest, NothingCommittedIsLostByAPowerCutBehindAnyOperation) {
   for (const CrashTally& tally : tallies) {
     EXPECT_GT(tally.states, tally.cuts / 4) << tally.scenario << ": too few different states to mean anything";
     EXPECT_EQ(tally.lost, 0u) << tally.scenario;
+    report_tally("power cuts: " + tally.scenario, tally.states, tally.lost);
   }
 }
 

@@ -49,7 +49,7 @@ const std::vector<Mutation>& mutations() {
       {"the name of the decision is not synced",
        without_version_sync([](const std::string& name) { return name.ends_with(".tmp"); })},
       {"deletion does not sync the manifest's end",
-       without_version_sync([](const std::string& name) { return name == "manifest.json"; }), "retention"},
+       without_version_sync([](const std::string& name) { return name.ends_with(".deleted.tmp"); }), "retention"},
       {"a subdirectory is not synced", without_directory("/g0000"), "subdirectories"},
       {"the name of a subdirectory is not synced before the decision",
        without_version_sync([](const std::string& name) { return name == "index"; }), "subdirectories"},

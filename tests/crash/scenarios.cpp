@@ -73,6 +73,35 @@ void failing_disk(CrashRig& rig) {
   rig.save(engine, 5);
 }
 
+// Each of these calls fails once, then works: a step may be lost, nothing that was reported.
+void each_call_fails_once(CrashRig& rig) {
+  Engine engine = rig.open_faulty(1);
+  std::uint64_t step = 0;
+  for (const FsCall call : {FsCall::kMakeDirectory, FsCall::kOpen, FsCall::kSyncAll, FsCall::kLink, FsCall::kUnlink,
+                            FsCall::kSyncDirectory, FsCall::kRemoveDirectory}) {
+    rig.save(engine, ++step);
+    rig.faults().fail(call, EIO, {.path = "step-"});
+    rig.save(engine, ++step);
+  }
+  rig.faults().clear_faults();
+  rig.save(engine, ++step);
+}
+
+// Room for `keep` + 1 states: a step finds no space, what an earlier run left beyond `keep` goes before anything is
+// committed, and the step is written after all.
+void full_disk(CrashRig& rig) {
+  {
+    Engine engine = rig.open(0);
+    for (std::uint64_t step = 1; step <= 3; ++step) rig.save(engine, step);
+  }
+  Engine engine = rig.open_faulty(1);
+  rig.restore(engine);
+  for (std::uint64_t step = 4; step <= 6; ++step) {
+    rig.faults().fail(FsCall::kAllocate, ENOSPC, {.path = ".safetensors"});
+    rig.save(engine, step);
+  }
+}
+
 }  // namespace
 
 const std::vector<NamedScenario>& crash_scenarios() {
@@ -85,6 +114,8 @@ const std::vector<NamedScenario>& crash_scenarios() {
       {"pin and remove", pin_and_remove, kSmall},
       {"failing disk", failing_disk, kSmall},
       {"subdirectories", subdirectories, kSmall},
+      {"each call fails once", each_call_fails_once, kSmall},
+      {"a disk of keep + 1 states", full_disk, kSmall},
   };
   return scenarios;
 }

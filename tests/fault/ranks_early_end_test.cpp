@@ -86,11 +86,13 @@ TEST_F(RanksEarlyEndTest, AnAttemptThatCannotBeClaimedAbortsTheStepAtOnceAndTheN
 }
 
 TEST_F(RanksEarlyEndTest, ARankThatCannotAcceptTheAttemptSaysSoAndTheNextStepCommits) {
-  for (const std::uint32_t failing : {3u, 2u}) run_[failing].fs->fail(FsCall::kOpen, EIO, {.path = "/attempt-"});
+  for (const std::uint32_t failing : {3u, 2u})
+    run_[failing].fs->fail(FsCall::kOpen, EIO, {.times = kAlways, .path = "/attempt-"});
   std::vector<Snapshot> snapshots = run_.save_all(1);
   expect_abort(snapshots, {0, 1}, "rank 2: injected fault");
   for (const std::uint32_t failing : {3u, 2u})
     EXPECT_EQ(snapshots[failing].wait(Level::kCommitted, kRealPatience).error().kind, ErrorKind::kIo);
+  for (const std::uint32_t failing : {3u, 2u}) run_[failing].fs->clear_faults();
   run_.commit_all(2);
 }
 

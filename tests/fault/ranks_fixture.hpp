@@ -1,7 +1,9 @@
 // Four ranks in groups of two, each with an engine and a disk of its own that fails or hangs where it is told to, and a clock that
-// stands still until the test moves it: a time-out comes when the test wants it, however busy the machine is.
+// stands still until the test moves it: a time-out comes when the test wants it, however busy the machine is. With
+// SLACKWATER_TEST_NFS=1 each rank is also an NFS host of its own.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -22,6 +24,7 @@
 #include "support/fault_file_system.hpp"
 #include "support/file_bytes.hpp"
 #include "support/pattern_state.hpp"
+#include "support/rank_storage.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -29,6 +32,7 @@ namespace slackwater::test {
 inline constexpr std::uint32_t kWorld = 4;
 inline constexpr std::chrono::seconds kCommitTimeout{60};  // of the clock that stands still
 inline constexpr std::chrono::seconds kRealPatience{60};   // of the real one: longer means that something hangs
+inline constexpr std::uint64_t kNeverSaved = 999'999;      // a step
 
 enum class Phase : std::uint8_t { kStage, kWrite, kSync, kRecord, kDecide, kLearn };
 inline constexpr Phase kPhases[] = {Phase::kStage,  Phase::kWrite,  Phase::kSync,
@@ -79,7 +83,7 @@ struct FaultSite {
     case Phase::kRecord: return {FsCall::kSyncAll, ".record"};
     case Phase::kDecide:
       switch (role) {
-        case Role::kLeader: return {FsCall::kLink, "manifest.json"};
+        case Role::kLeader: return {FsCall::kLink, "/manifest.json"};
         case Role::kSpeaker: return {FsCall::kLink, "/votes-2-"};
         case Role::kMember: return {FsCall::kLink, "/votes-1-"};
       }
@@ -110,9 +114,12 @@ inline void move(std::atomic<std::int64_t>& moved_ns, double timeouts) {
 
 // One rank: its engine, its disk, and a state whose every byte tells which run, step and rank it is of.
 struct Rank {
-  Rank(Options options, const std::atomic<std::int64_t>& clock, std::uint64_t run, bool locks = true)
-      : number(options.rank), run_number(run) {
-    auto faulty = std::make_unique<FaultFileSystem>(*real);
+  Rank(Options options, const std::atomic<std::int64_t>& clock, std::uint64_t run, bool locks = true,
+       std::uint32_t first_host = 0)
+      : storage(storage_of_host(options.path, (options.rank + first_host) % kWorld)),
+        number(options.rank),
+        run_number(run) {
+    auto faulty = std::make_unique<FaultFileSystem>(storage.fs());
     fs = faulty.get();
     if (!locks) fs->fail(FsCall::kTryLock, ENOLCK, {.times = kAlways});
     auto opened =
@@ -141,7 +148,7 @@ struct Rank {
     return std::move(**saved);
   }
 
-  std::unique_ptr<FileSystem> real = make_posix_file_system();
+  RankStorage& storage;
   std::uint32_t number;
   std::uint64_t run_number;
   PatternState state{{{"w", (1u << 20) + 13}, {"bias", 100}}};
@@ -162,12 +169,12 @@ struct Rank {
   return options;
 }
 
-// The ranks of one start, in this process.
+// The ranks of one start, in this process. Rank 0 runs on this host, the others on those that follow.
 class Ranks {
  public:
-  Ranks(const std::string& path, std::uint64_t number, bool locks = true) : path_(path) {
+  Ranks(const std::string& path, std::uint64_t number, bool locks = true, std::uint32_t first_host = 0) : path_(path) {
     for (std::uint32_t rank = 0; rank < kWorld; ++rank)
-      ranks.push_back(std::make_unique<Rank>(rank_options(path, rank), clock, number, locks));
+      ranks.push_back(std::make_unique<Rank>(rank_options(path, rank), clock, number, locks, first_host));
   }
 
   Rank& operator[](std::uint32_t rank) { return *ranks[rank]; }
@@ -182,7 +189,9 @@ class Ranks {
     const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
     for (;;) {
       Status status = snapshot.wait(Level::kCommitted, std::chrono::milliseconds(kSanitized ? 60 : 20));
-      if (status || snapshot.error()) return status;
+      if (status) return status;
+      // It may have ended since: then that is what there is to say, not that it was waited for in vain.
+      if (snapshot.error()) return snapshot.wait(Level::kCommitted, kRealPatience);
       if (std::chrono::steady_clock::now() > deadline) {
         ADD_FAILURE() << "it hangs: " << status.error().message;
         return status;
@@ -208,6 +217,11 @@ class Ranks {
     }
     for (const std::uint64_t step : steps) EXPECT_EQ(step, steps[0]) << "ranks restored different steps";
     return steps[0];
+  }
+  // Rank 0 deletes in the background, and remove() waits for that.
+  void settle() {
+    EXPECT_TRUE(ranks[0]->engine->wait(Level::kCommitted));
+    EXPECT_EQ(ranks[0]->engine->remove(kNeverSaved).error().kind, ErrorKind::kNotFound);
   }
   // What is visible of a step to somebody who only reads: nothing, or all of it.
   [[nodiscard]] bool visible(std::uint64_t step) const {

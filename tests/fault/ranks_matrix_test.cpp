@@ -73,7 +73,7 @@ class RanksMatrixTest : public ::testing::Test {
     const bool deaf = phase == Phase::kLearn && role != Role::kLeader;
     ++step_;
     if (deaf) {
-      run[0].fs->hang(FsCall::kLink, {.path = "manifest.json"});
+      run[0].fs->hang(FsCall::kLink, {.path = "/manifest.json"});
     } else if (hang) {
       fs.hang(site.call, {.path = site.path});
     } else if (!torn) {
@@ -83,7 +83,7 @@ class RanksMatrixTest : public ::testing::Test {
     std::vector<Snapshot> snapshots;
     for (std::uint32_t rank = 0; rank < kWorld; ++rank)
       snapshots.push_back(run[rank].save(step_, torn && rank == victim));
-    if (torn) snapshots[victim].seal("w");
+    if (torn) snapshots[victim].seal({"w"});
     if (deaf) {
       strike_at_learning(victim, site, hang);
       EXPECT_TRUE(snapshots[0].wait(Level::kCommitted, kRealPatience));

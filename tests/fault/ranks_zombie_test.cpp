@@ -40,7 +40,7 @@ class ZombieInPhaseTest : public RanksZombieTest, public ::testing::WithParamInt
     FaultFileSystem& fs = *(*old_)[zombie_].fs;
     old_->commit_all(1);
     if (deaf) {
-      leader.hang(FsCall::kLink, {.path = "manifest.json"});
+      leader.hang(FsCall::kLink, {.path = "/manifest.json"});
     } else {
       fs.hang(site.call, {.path = site.path});
     }
@@ -75,7 +75,7 @@ TEST_P(ZombieInPhaseTest, NothingOfItCountsAndNothingOfTheNewRunIsTouched) {
   std::uint64_t step = next->restore_all(kOldRun);
   EXPECT_EQ(step, committed_before_);
   next->commit_all(++step);
-  ASSERT_TRUE((*next)[0].engine->wait(Level::kCommitted));  // retention, too
+  next->settle();
   const auto files = files_of_new_run();
   ASSERT_GE(files.size(), 2u * kWorld);
 
@@ -114,7 +114,7 @@ TEST_F(RanksZombieTest, AWholeRunThatWakesUpCommitsNothing) {
   std::unique_ptr<Ranks> next = start(kNewRun);
   EXPECT_EQ(next->restore_all(kOldRun), 1u);
   next->commit_all(2);
-  ASSERT_TRUE((*next)[0].engine->wait(Level::kCommitted));
+  next->settle();
   const auto files = files_of_new_run();
 
   for (const auto& rank : old->ranks) rank->fs->release_hung();
@@ -132,14 +132,16 @@ TEST_F(RanksZombieTest, AWholeRunThatWakesUpCommitsNothing) {
 TEST_F(RanksZombieTest, AFormerLeaderThatStillDecidesHasDecidedNothing) {
   std::unique_ptr<Ranks> old = start(kOldRun);
   old->commit_all(1);
-  (*old)[0].fs->hang(FsCall::kLink, {.path = "manifest.json"});
+  (*old)[0].fs->hang(FsCall::kLink, {.path = "/manifest.json"});
   std::vector<Snapshot> held = old->save_all(2);
   (*old)[0].fs->wait_hung(1);
   for (std::uint32_t rank = 1; rank < kWorld; ++rank) vanish(old->ranks[rank]);
 
   std::unique_ptr<Ranks> next = start(kNewRun);
   EXPECT_EQ(next->restore_all(kOldRun), 1u);
-  (*next)[0].fs->hang(FsCall::kLink, {.path = "manifest.json"});
+  (*next)[0].fs->hang(FsCall::kLink, {.path = "/manifest.json"});
+  // Its clean-up would take away what the old leader decides about.
+  (*next)[0].fs->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = "step-0000000002.a1"});
   std::vector<Snapshot> snapshots = next->save_all(2);
   (*next)[0].fs->wait_hung(1);
   (*old)[0].fs->release_hung();
@@ -170,7 +172,7 @@ TEST_F(RanksZombieTest, AFormerLeaderThatGoesOnDeletingTouchesNothingOfTheNewRun
   std::unique_ptr<Ranks> next = start(kNewRun);
   EXPECT_EQ(next->restore_all(kOldRun), 3u);
   next->commit_all(4);
-  ASSERT_TRUE((*next)[0].engine->wait(Level::kCommitted));
+  next->settle();
   const auto files = files_with(directory_ / "run", {".a2/", "attempt-0002", "step-0000000003.a1/"});
 
   (*old)[0].fs->release_hung();

@@ -4,10 +4,15 @@
 //   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD [local|global]]
 //
 // "local": each rank has tensors of its own; "global": they hold all tensors together. "captured" reports steps as soon as save() returns: a lie that the harness must see through.
+// SLACKWATER_TRAINER_DISK=flaky: every call that reads fails once with EIO, then works; =slow: the writes of rank 1 take
+// long; =nfs: each process is an NFS host with caches of its own; =small: one snapshot at a time, for a disk that has no
+// room for two.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>
 
+#include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -16,8 +21,11 @@
 
 #include <fmt/format.h>
 
+#include "engine/engine_impl.hpp"
 #include "slackwater/engine.hpp"
+#include "support/fault_file_system.hpp"
 #include "support/global_pattern_state.hpp"
+#include "support/nfs_file_system.hpp"
 #include "support/pattern_state.hpp"
 
 namespace {
@@ -27,6 +35,7 @@ using slackwater::Level;
 using slackwater::Options;
 using slackwater::Snapshot;
 using slackwater::test::GlobalPatternState;
+using slackwater::test::NfsFileSystem;
 using slackwater::test::PatternState;
 
 constexpr int kUsage = 2;
@@ -42,6 +51,26 @@ void say(const std::string& line) {
 int complain(int code, const std::string& what) {
   fmt::print(stderr, "kill_trainer: {}\n", what);
   return code;
+}
+
+std::string_view disk_kind() {
+  const char* kind = std::getenv("SLACKWATER_TRAINER_DISK");
+  return kind == nullptr ? "" : kind;
+}
+
+slackwater::Result<Engine> open_on_its_disk(const Options& options, slackwater::FileSystem& real) {
+  static const slackwater::SystemClock clock;
+  if (disk_kind().empty() || disk_kind() == "small") return Engine::open(options);
+  if (disk_kind() == "nfs") {
+    return slackwater::open_engine(options, {.fs = std::make_unique<NfsFileSystem>(real, clock), .clock = nullptr});
+  }
+  auto disk = std::make_unique<slackwater::test::FaultFileSystem>(real);
+  if (disk_kind() == "flaky") disk->fail_each_read_once(EIO);
+  if (disk_kind() == "slow" && options.rank == 1) {
+    disk->delay(slackwater::test::FsCall::kQueueWrite, std::chrono::milliseconds(20),
+                {.times = slackwater::test::kAlways});
+  }
+  return slackwater::open_engine(options, {.fs = std::move(disk), .clock = nullptr});
 }
 
 // What the state of a step is a function of: something else on each rank, unless they hold it together.
@@ -83,7 +112,8 @@ int train(Engine& engine, AnyState& state, const Numbers& numbers, std::uint64_t
 
 template <class AnyState>
 int run(const Options& options, AnyState state, const Numbers& numbers, std::uint64_t steps, bool report_early) {
-  auto engine = Engine::open(options);
+  const auto real = slackwater::make_posix_file_system();
+  auto engine = open_on_its_disk(options, *real);
   if (!engine) return complain(kFailed, engine.error().to_string());
   const auto restored = engine->restore({}, state.plan());
   if (!restored) return complain(kFailed, restored.error().to_string());
@@ -116,6 +146,7 @@ int main(int argc, char** argv) {
   options.path = argv[1];
   options.slab_bytes = 1u << 20;
   options.pool_bytes = 4u << 20;
+  if (disk_kind() == "small") options.in_flight = 1;
   if (argc > 5) {
     options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
     options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <random>
 #include <string>
@@ -15,6 +16,7 @@
 
 #include "kill/trainer_process.hpp"
 #include "support/effort.hpp"
+#include "support/tally.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -55,14 +57,17 @@ class RanksKillTest : public ::testing::Test {
       const auto restored = trainer.last("restored");
       if (!restored) continue;
       EXPECT_GE(*restored, reported_) << "a committed step was lost";
+      if (*restored < reported_) ++lost_;
       EXPECT_EQ(*restored, first.value_or(*restored)) << "ranks went on from different steps";
       first = restored;
     }
     for (const Trainer& trainer : trainers) reported_ = std::max(reported_, trainer.last("committed").value_or(0));
   }
 
-  void kill_over_and_over(const std::vector<std::uint32_t>& worlds, const char* tensors) {
-    const std::uint64_t kills = effort("SLACKWATER_RANK_KILLS", 20);
+  void kill_over_and_over(const std::vector<std::uint32_t>& worlds, const char* tensors, const char* what,
+                          const char* disk = "") {
+    ::setenv("SLACKWATER_TRAINER_DISK", disk, 1);
+    const std::uint64_t kills = *disk == '\0' ? effort("SLACKWATER_RANK_KILLS", 20) : effort("SLACKWATER_ODD_KILLS", 6);
     for (std::uint64_t round = 0; round < kills; ++round) {
       std::deque<Trainer> trainers = start(worlds[round % worlds.size()], 1'000'000, tensors);
       kill(trainers, round);
@@ -77,19 +82,35 @@ class RanksKillTest : public ::testing::Test {
       }
       meet(last);
     }
-    fmt::print("{} kills of one of {} ranks, {} tensors, seed {}: {} steps, none lost\n", kills,
-               fmt::join(worlds, ", "), tensors, harness_seed(), reported_);
+    fmt::print("{} kills of one of {} ranks, {} tensors, disk '{}', seed {}: {} steps, lost {}\n", kills,
+               fmt::join(worlds, ", "), tensors, disk, harness_seed(), reported_, lost_);
+    report_tally(what, kills, lost_ + (HasFailure() && lost_ == 0 ? 1 : 0));
   }
 
   const TempDir directory_;
   std::mt19937_64 random_{harness_seed()};
   std::uint64_t reported_ = 0;
+  std::uint64_t lost_ = 0;
 };
 
-TEST_F(RanksKillTest, AllRanksGoOnTogetherFromTheLastStepThatAnyWasToldOf) { kill_over_and_over({4}, "local"); }
+TEST_F(RanksKillTest, AllRanksGoOnTogetherFromTheLastStepThatAnyWasToldOf) {
+  kill_over_and_over({4}, "local", "kills of ranks, tensors of their own");
+}
 
 TEST_F(RanksKillTest, AnotherNumberOfRanksGoesOnFromTheLastStepThatAnyWasToldOf) {
-  kill_over_and_over({4, 2, 3}, "global");
+  kill_over_and_over({4, 2, 3}, "global", "kills of ranks, another number each start");
+}
+
+TEST_F(RanksKillTest, ReadsThatFailOnceLoseNothing) {
+  kill_over_and_over({4, 2}, "global", "kills of ranks, each read fails once", "flaky");
+}
+
+TEST_F(RanksKillTest, HostsWithCachesOfTheirOwnLoseNothing) {
+  kill_over_and_over({4, 3}, "global", "kills of ranks, caches of each host (NFS)", "nfs");
+}
+
+TEST_F(RanksKillTest, ASlowRankLosesNothing) {
+  kill_over_and_over({3}, "local", "kills of ranks, one of them slow", "slow");
 }
 
 }  // namespace

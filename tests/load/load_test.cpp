@@ -16,6 +16,7 @@
 #include "slackwater/engine.hpp"
 #include "support/effort.hpp"
 #include "support/pattern_state.hpp"
+#include "support/tally.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -160,6 +161,7 @@ TEST(LoadTest, RunAfterRunNothingIsWrongAndNothingGrows) {
              load.counts.saves, load.counts.skipped, format_bytes(load.counts.bytes), format_bytes(resident_first),
              format_bytes(resident_last), format_bytes(disk_most), thread_count(), descriptor_count(),
              load.counts.wrong);
+  report_tally("load: saves", load.counts.saves, load.counts.wrong);
   EXPECT_EQ(load.counts.wrong, 0u);
   // A sanitizer keeps what was freed for a while.
   if (!kSanitized) {

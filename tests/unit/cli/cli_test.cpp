@@ -1,7 +1,4 @@
 // The binary from outside: exit codes, what goes to stdout and stderr, JSON.
-#include <sys/wait.h>
-
-#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -10,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "cli_fixture.hpp"
 #include "commit/names.hpp"
 #include "support/global_tensor.hpp"
 #include "support/temp_dir.hpp"
@@ -20,63 +18,19 @@ namespace slackwater {
 namespace {
 
 using nlohmann::json;
+using test::CliTest;
 using test::OwnedTensor;
+using test::Outcome;
 using testing::HasSubstr;
 using testing::Not;
 namespace stdfs = std::filesystem;
-
-struct Outcome {
-  int code = -1;
-  std::string out;
-  std::string err;
-};
-
-std::string quoted(const std::string& argument) {
-  std::string result = "'";
-  for (const char c : argument) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-class CliTest : public testing::Test {
- protected:
-  Outcome run(const std::vector<std::string>& arguments) const {
-    std::string command = quoted(SLACKWATER_BINARY);
-    for (const std::string& argument : arguments) command += " " + quoted(argument);
-    const std::string out = directory_ / "stdout";
-    const std::string err = directory_ / "stderr";
-    command += " >" + quoted(out) + " 2>" + quoted(err);
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, test::read_file_text(out), test::read_file_text(err)};
-  }
-  json run_json(const std::vector<std::string>& arguments, int code = 0) const {
-    const Outcome outcome = run(arguments);
-    EXPECT_EQ(outcome.code, code) << outcome.err;
-    return json::parse(outcome.out);
-  }
-  // Steps 3 and 9, as a small model.
-  void write_two() {
-    test::CheckpointWriter writer(root_);
-    State state = test::state_of(tensors_, R"({"lr":0.1,"big":123456789012345678901234567890})");
-    state.metadata = {{"note", "hello"}};
-    state.tensors.push_back(tensors_[0].view());
-    state.tensors.back().name = "model.head";
-    paths_ = {writer.write(3, state), writer.write(9, state)};
-  }
-
-  test::TempDir directory_;
-  std::string root_ = directory_ / "run";
-  std::vector<std::string> paths_;
-  const std::vector<OwnedTensor> tensors_{OwnedTensor::random("model.embedding", DType::kF32, {300, 1000}),
-                                          OwnedTensor::random("model.bias", DType::kBF16, {7}),
-                                          OwnedTensor::random("optim.step", DType::kI64, {})};
-};
 
 TEST_F(CliTest, ShowsVersionAndHelpWithExamples) {
   EXPECT_EQ(run({"--version"}).out, "slackwater " SLACKWATER_VERSION "\n");
   const Outcome help = run({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("Examples:"));
-  for (const char* verb : {"ls", "show", "verify"}) {
+  for (const char* verb : {"ls", "show", "verify", "pin", "rm", "gc"}) {
     EXPECT_THAT(help.out, HasSubstr(verb));
     const Outcome one = run({verb, "--help"});
     EXPECT_EQ(one.code, 0);
@@ -96,11 +50,16 @@ TEST_F(CliTest, AnswersWrongUsageWithCodeTwoAndAHint) {
 }
 
 TEST_F(CliTest, SaysWhatIsWrongWithADirectory) {
-  for (const char* verb : {"ls", "show", "verify"}) {
-    const Outcome missing = run({verb, root_});
+  for (const std::vector<std::string>& verb :
+       std::vector<std::vector<std::string>>{{"ls"}, {"show"}, {"verify"}, {"gc"}, {"rm", "3"}, {"pin", "3"}}) {
+    std::vector<std::string> words = verb;
+    words.insert(words.begin() + 1, root_);
+    const Outcome missing = run(words);
     EXPECT_EQ(missing.code, 2);
+    EXPECT_EQ(missing.out, "");
     EXPECT_THAT(missing.err, HasSubstr("hint:"));
     EXPECT_THAT(missing.err, HasSubstr(root_));
+    EXPECT_FALSE(stdfs::exists(root_));
   }
   const Outcome foreign = run({"ls", directory_.path()});
   EXPECT_EQ(foreign.code, 2);
@@ -119,10 +78,12 @@ TEST_F(CliTest, ListsWhatCountsOldestFirst) {
   EXPECT_EQ(text.err, "");
   EXPECT_LT(text.out.find("\n   3  "), text.out.find("\n   9  "));
   EXPECT_THAT(text.out, HasSubstr("counts"));
+  EXPECT_THAT(text.out, testing::StartsWith("run test (attempt 1)\n"));
 
   const json document = run_json({"ls", root_, "--json"});
   EXPECT_EQ(document["directory"], root_);
   EXPECT_EQ(document["newest_attempt"], 1);
+  EXPECT_EQ(document["run_name"], "test");
   ASSERT_EQ(document["versions"].size(), 2u);
   EXPECT_EQ(document["versions"][0]["step"], 3);
   EXPECT_EQ(document["versions"][0]["tensor_count"], 4);
@@ -172,6 +133,26 @@ TEST_F(CliTest, ShowsTensorsMetadataTotalsAndTree) {
   EXPECT_THAT(run({"show", root_ + "@3"}).out, HasSubstr("step 3"));
 }
 
+TEST_F(CliTest, ShowsTotalsOfEachKeyAtTheTopOfTheState) {
+  write_two();
+  const Outcome text = run({"show", root_});
+  EXPECT_THAT(text.out, HasSubstr("\ntotals\n  model  3 tensors  1.14 MiB\n  optim   1 tensor       8 B\n"));
+  const json keys = run_json({"show", root_, "--json"})["totals"]["keys"];
+  EXPECT_EQ(keys, json::parse(R"([{"key":"model","tensors":3,"size_bytes":1200014},
+                                  {"key":"optim","tensors":1,"size_bytes":8}])"));
+  EXPECT_EQ(run_json({"show", root_, "*.bias", "--json"})["totals"]["keys"].size(), 1u);
+}
+
+TEST_F(CliTest, TotalsOfAFlatStateAreCutInTheTextAndWholeInJson) {
+  std::vector<OwnedTensor> flat;
+  for (int i = 0; i < 40; ++i) flat.push_back(OwnedTensor::random("w" + std::to_string(i), DType::kU8, {i + 1}));
+  test::CheckpointWriter(root_).write(1, test::state_of(flat));
+  const Outcome text = run({"show", root_});
+  EXPECT_THAT(text.out, HasSubstr("totals\n  w39"));
+  EXPECT_THAT(text.out, HasSubstr("... 24 more keys"));
+  EXPECT_EQ(run_json({"show", root_, "--json"})["totals"]["keys"].size(), 40u);
+}
+
 TEST_F(CliTest, ShowsOnlyTensorsThatMatchAPattern) {
   write_two();
   const Outcome some = run({"show", root_, "model.*b*"});
@@ -183,6 +164,7 @@ TEST_F(CliTest, ShowsOnlyTensorsThatMatchAPattern) {
   const Outcome none = run({"show", root_, "nothing"});
   EXPECT_EQ(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr("no tensor matches 'nothing'"));
+  EXPECT_THAT(none.err, HasSubstr("hint: a pattern must match the whole name"));
 }
 
 TEST_F(CliTest, PrintsTheWholeTreeAsJsonAndNothingElse) {
@@ -243,6 +225,8 @@ TEST_F(CliTest, ShowsInHowManyBoxesATensorLiesAndVerifiesThoseOfAllRanks) {
   EXPECT_EQ(last["boxes"][1]["offset"], json::array({2, 0}));
   EXPECT_EQ(last["boxes"][1]["file"], "rank-00001.safetensors");
   EXPECT_EQ(shown_json["rank_local_values"], json::array({"rng"}));
+  EXPECT_EQ(shown_json["totals"]["keys"], json::parse(R"([{"key":"rng","tensors":3,"size_bytes":48},
+                                                          {"key":"w","tensors":1,"size_bytes":24000}])"));
   EXPECT_EQ(shown_json["files"].size(), 3u);
 
   const std::string file = path + "/rank-00002.safetensors";
@@ -277,6 +261,15 @@ TEST_F(CliTest, ListsTheStepsThereAreWhenOneIsMissing) {
   }
 }
 
+TEST_F(CliTest, SaysWhyAStepThatIsThereDoesNotCount) {
+  write_two();
+  test::CheckpointWriter(root_, {{9, 1}}, {{{3, 1}, "a block differs"}});
+  const Outcome outcome = run({"show", root_ + "@3"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("step-0000000003.a1 does not count: it is set aside: a block differs"));
+  EXPECT_THAT(outcome.err, HasSubstr("hint: there is only step 9"));
+}
+
 TEST_F(CliTest, TakesADirectoryWhoseNameHoldsAnAt) {
   root_ = directory_ / "run@2024";
   write_two();
@@ -309,6 +302,7 @@ TEST_F(CliTest, NamesDamageGoesOnAndExitsWithOne) {
   EXPECT_THAT(outcome.out, HasSubstr("offset 1048576"));
   EXPECT_THAT(outcome.out, HasSubstr("model.embedding"));
   EXPECT_THAT(outcome.out, HasSubstr("step 9: fine"));
+  EXPECT_THAT(outcome.err, HasSubstr("hint: restore() passes over"));
 
   const json document = run_json({"verify", "--json", root_}, 1);
   EXPECT_EQ(document["ok"], false);

@@ -43,7 +43,9 @@ TEST(Attempt, ForgeriesAreRefused) {
   const std::vector<std::function<void(Json&)>> changes = {
       [](Json& json) { json["adopted"][0] = "../step-0000000040.a5"; },
       [](Json& json) { json["adopted"][0] = 40; },
-      [](Json& json) { json["adopted"][0] = "step-0000000040.a7"; },  // its own
+      [](Json& json) { json["adopted"][0] = "step-0000000040.a7"; },                                          // its own
+      [](Json& json) { json["set_aside"] = {{{"version", "step-0000000040.a7"}, {"why", "a bad block"}}}; },  // its own
+      [](Json& json) { json["set_aside"] = {{{"version", "../step-0000000040.a5"}, {"why", "a bad block"}}}; },
       [](Json& json) { json["members"].erase(0); },
       [](Json& json) { json["members"][0] = 1; },
       [](Json& json) { json["world"] = std::uint64_t{1} << 60; },

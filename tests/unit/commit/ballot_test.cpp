@@ -14,6 +14,8 @@ Ballot ballot_of(std::uint32_t rank) {
           .index_parts = {{rank, 1, of("part"), "part"}},
           .size_bytes = 10,
           .replicas = {{"dp", {{.ranks = {rank}, .tensors = {{"v", of("v")}, {"w[0:2]", of("w")}}}}}},
+          .samples = {{"dp", {{.ranks = {rank}, .list = 7, .count = 9, .all = of("all"), .some = {{"w[0:2]", 5}}}}}},
+          .replicated_values = {{.ranks = {rank}, .list = 0, .count = 1, .all = of("epoch"), .some = {{"epoch", 3}}}},
           .values = {{"model", of("model")}, {"rng", of("rng")}},
           .failures = {}};
 }
@@ -46,6 +48,9 @@ TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
   const auto text = sent(all);
   EXPECT_EQ(text.index_parts.size(), 2u);
   EXPECT_EQ(text.failures.size(), 2u);
+  Ballot well = ballot_of(0);
+  merge(well, sent(all));
+  EXPECT_EQ(describe(well.failures), "ranks 8, 9: late") << "a failure behind a group leader is one of the step";
 }
 
 TEST(Ballot, RecordsOfRanksThatFollowEachOtherAreSaidTogether) {
@@ -107,6 +112,67 @@ TEST(Ballot, AReplicaThatDiffersIsNamedWithTheRanks) {
   EXPECT_NE(replica_mismatch(all)->find("'w[0:2]'"), std::string::npos);
 }
 
+TEST(Ballot, SamplesThatAreAlikeAreSaidOnceWithRunsOfRanks) {
+  Ballot all = ballot_of(0);
+  for (std::uint32_t rank = 1; rank < 1000; ++rank) merge(all, sent(ballot_of(rank)));
+  for (std::uint32_t rank = 1002; rank < 3000; rank += 8) merge(all, sent(ballot_of(rank)));
+  const Ballot back = sent(all);
+  ASSERT_EQ(back.samples.at("dp").size(), 1u);
+  const ReplicaSamples& samples = back.samples.at("dp")[0];
+  EXPECT_EQ(samples.ranks, all.samples["dp"][0].ranks);
+  EXPECT_EQ(samples.ranks.size(), 1250u);
+  EXPECT_EQ(samples.list, 7u);
+  EXPECT_EQ(samples.count, 9u);
+  EXPECT_EQ(samples.all, of("all"));
+  EXPECT_EQ(samples.some, (std::vector<std::pair<std::string, std::uint64_t>>{{"w[0:2]", 5}}));
+  ASSERT_EQ(back.replicated_values.size(), 1u);
+  EXPECT_EQ(back.replicated_values[0].ranks.size(), 1250u);
+  EXPECT_EQ(replica_mismatch(back), std::nullopt);
+  EXPECT_LT(to_message(all).body["samples"].dump().size(), 200u) << "whatever the number of ranks";
+}
+
+TEST(Ballot, SamplesThatDifferAreNamedIfTheyWereListed) {
+  Ballot other = ballot_of(2);
+  other.samples["dp"][0].all = of("other");
+  Ballot all = ballot_of(0);
+  merge(all, sent(ballot_of(1)));
+  merge(all, sent(other));
+  EXPECT_EQ(replica_mismatch(sent(all)),
+            "a tensor of replica group 'dp' is not the same on ranks 0, 1 and rank 2 (the saves that follow compare every "
+            "byte, and name it); bring the replicas into step, or save it as a tensor of each rank");
+  other.samples["dp"][0].some[0].second = 6;
+  all = ballot_of(0);
+  merge(all, sent(other));
+  EXPECT_EQ(replica_mismatch(all),
+            "tensor 'w[0:2]' of replica group 'dp' is not the same on rank 0 and rank 2; bring the replicas into step, or "
+            "save it as a tensor of each rank");
+  other.samples["dp"][0].list = 8;  // it has looked at others
+  all = ballot_of(0);
+  merge(all, sent(other));
+  EXPECT_EQ(replica_mismatch(all), std::nullopt);
+}
+
+TEST(Ballot, AReplicatedValueThatDiffersOrThatARankLacksIsNamed) {
+  Ballot other = ballot_of(1);
+  other.replicated_values[0].all = of("other");
+  other.replicated_values[0].some[0].second = 4;
+  Ballot all = ballot_of(0);
+  merge(all, sent(other));
+  EXPECT_EQ(replica_mismatch(all),
+            "replicated value 'epoch' is not the same on rank 0 and rank 1; bring the ranks into step, or save it as a "
+            "value of each rank");
+  other.replicated_values[0].some = {{"epoch", 3}, {"seed", 1}};
+  other.replicated_values[0].count = 2;
+  all = ballot_of(0);
+  merge(all, sent(other));
+  EXPECT_NE(replica_mismatch(all)->find("replicated value 'seed' is not"), std::string::npos);
+  other.replicated_values[0].some.clear();  // it lists none of its two
+  all = ballot_of(0);
+  merge(all, sent(other));
+  EXPECT_NE(replica_mismatch(all)->find("a replicated value is not the same on rank 0 and rank 1 (the saves"),
+            std::string::npos);
+}
+
 TEST(Ballot, ValuesThatDifferOrThatARankLacksAreRankLocal) {
   Ballot all = ballot_of(0);
   merge(all, sent(ballot_of(1)));
@@ -118,11 +184,17 @@ TEST(Ballot, ValuesThatDifferOrThatARankLacksAreRankLocal) {
   EXPECT_EQ(rank_local_values(all), (std::vector<std::string>{"data", "rng"}));
   merge(all, sent(ballot_of(3)));  // once different is different
   EXPECT_EQ(rank_local_values(sent(all)), (std::vector<std::string>{"data", "rng"}));
+
+  Ballot more = ballot_of(0);
+  more.values["data"] = of("data");
+  merge(more, sent(ballot_of(1)));  // the later one lacks it
+  EXPECT_EQ(rank_local_values(more), (std::vector<std::string>{"data"}));
 }
 
 TEST(Ballot, WhatIsNoneIsRefused) {
   const Message good = to_message(ballot_of(1));
-  for (const char* field : {"records", "index_parts", "size_bytes", "replicas", "values", "failures"}) {
+  for (const char* field : {"records", "index_parts", "size_bytes", "replicas", "samples", "replicated_values", "values",
+                            "failures"}) {
     Message bad = good;
     bad.body.erase(field);
     EXPECT_FALSE(parse_ballot(bad, "test")) << field;
@@ -134,6 +206,15 @@ TEST(Ballot, WhatIsNoneIsRefused) {
                                                                               {"/index_parts/0/bytes", 5},
                                                                               {"/replicas/0/ranks/0", "zero"},
                                                                               {"/replicas/0/tensors/v", "x"},
+                                                                              {"/samples/0/list", -1},
+                                                                              {"/samples/0/count", "one"},
+                                                                              {"/samples/0/all", "x"},
+                                                                              {"/samples/0/some/w[0:2]", "x"},
+                                                                              {"/samples/0/ranks/0", 1},
+                                                                              {"/samples/0/ranks/0/2", -1},
+                                                                              {"/samples/0/ranks/0/2", 1u << 30},
+                                                                              {"/samples/0/ranks/0/0", 1u << 30},
+                                                                              {"/replicated_values/0/ranks", 3},
                                                                               {"/values/rng", 3}}) {
     Message bad = good;
     bad.body[Json::json_pointer(place)] = value;

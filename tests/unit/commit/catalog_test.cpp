@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <filesystem>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -92,6 +94,63 @@ TEST_F(CatalogTest, AManifestThatCannotBeReadIsNotTakenForNone) {
   EXPECT_EQ(state_of({1, 1}), VersionState::kUnreadable);
 }
 
+TEST_F(CatalogTest, AManifestOfTheSameStepOfAnotherAttemptIsRefused) {
+  auto store = open_store();
+  const Attempt first = claim(*store);
+  commit(*store, first, 1);
+  const Attempt second = claim(*store);
+  commit(*store, second, 1);
+  write(path_of({1, 2}) + "/" + kManifestName, read(path_of({1, 1}) + "/" + kManifestName));
+  EXPECT_EQ(state_of({1, 2}), VersionState::kUnreadable);
+}
+
+// Over NFS a host that asked too early goes on missing a name that is there by now.
+TEST_F(CatalogTest, AManifestThatIsListedIsAskedForAgainAndNeverTakenForNone) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  commit(*store, attempt, 1);
+  fs_.fail(FsCall::kOpen, ENOENT, {.path = kManifestName});
+  EXPECT_EQ(state_of({1, 1}), VersionState::kCounts);
+  fs_.fail(FsCall::kOpen, ENOENT, {.times = kAlways, .path = kManifestName});
+  const Catalog catalog = scan();
+  ASSERT_EQ(catalog.entries.size(), 1u);
+  EXPECT_EQ(catalog.entries[0].state, VersionState::kUnreadable);
+  ASSERT_TRUE(catalog.entries[0].error.has_value());
+  EXPECT_EQ(catalog.entries[0].error->kind, ErrorKind::kIo);
+}
+
+TEST_F(CatalogTest, WhatWasSetAsideDoesNotCountThoughItIsAdoptedAndWithoutADecisionItIsDebris) {
+  auto store = open_store();
+  const Attempt first = claim(*store);
+  commit(*store, first, 1);
+  commit(*store, first, 2);
+  ASSERT_TRUE(prepare(*store, fs_, first, 3).has_value());
+  ASSERT_TRUE(store->claim("test", {{1, 1}, {2, 1}}, {}, {{{2, 1}, "a bad block"}, {{3, 1}, "a bad block"}}));
+  EXPECT_EQ(counting(), "1.a1");
+  EXPECT_EQ(state_of({2, 1}), VersionState::kSetAside);
+  EXPECT_EQ(state_of({3, 1}), VersionState::kUndecided);
+  const std::vector<SetAside> aside = scan().set_aside();
+  ASSERT_EQ(aside.size(), 1u);
+  EXPECT_EQ(aside[0].why, "a bad block");
+}
+
+// A run that keeps one: what was listed is deleted, and what took its place was not there yet.
+TEST_F(CatalogTest, NamesThatChangeDuringAScanAreLookedAtAgain) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  commit(*store, attempt, 1);
+  fs_.hang(FsCall::kOpen, {.path = path_of({1, 1}) + "/" + kManifestName});
+  std::string seen;
+  {
+    const std::jthread reader([&] { seen = counting(); });
+    fs_.wait_hung(1);
+    commit(*store, attempt, 2);
+    EXPECT_TRUE(store->remove({1, 1}, "a test").has_value());
+    fs_.release_hung();
+  }
+  EXPECT_EQ(seen, "2.a1");
+}
+
 TEST_F(CatalogTest, ForeignNamesAreLeftAloneAndOnlyLookalikesMentioned) {
   auto store = open_store();
   const Attempt attempt = claim(*store);
@@ -133,8 +192,19 @@ TEST_F(DamagedAttemptTest, OfTheNewestTheUsersVersionsStayInReach) {
   EXPECT_EQ(counting(), "1.a1 2.a1 3.a2 4.a2 5.a3");
 }
 
+// It may be readable tomorrow, and then what was guessed today would have been wrong.
+TEST_F(DamagedAttemptTest, OneThatStorageCannotReadNowIsAnErrorAndNotGuessedAround) {
+  for (const int trouble : {EIO, EACCES}) {
+    fs_.fail(FsCall::kOpen, trouble, {.times = kAlways, .path = attempt_file(3)});
+    const auto catalog = scan_catalog(fs_, root());
+    fs_.clear_faults();
+    ASSERT_FALSE(catalog.has_value()) << trouble;
+    EXPECT_EQ(catalog.error().kind, trouble == EIO ? ErrorKind::kIo : ErrorKind::kPermission);
+  }
+}
+
 TEST_F(DamagedAttemptTest, OfTheNewestWithoutVersionsAllBeforeItCount) {
-  ASSERT_TRUE(store_->remove({5, 3}).has_value());
+  ASSERT_TRUE(store_->remove({5, 3}, "a test").has_value());
   write(attempt_path(3), "");
   EXPECT_EQ(counting(), "1.a1 2.a1 3.a2 4.a2");
 }

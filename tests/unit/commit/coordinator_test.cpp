@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -7,9 +8,13 @@
 
 #include "base/digest.hpp"
 #include "commit/directory_coordinator.hpp"
+#include "commit/gathering.hpp"
+#include "commit/message_names.hpp"
 #include "commit/names.hpp"
 #include "commit/store_coordinator.hpp"
+#include "support/fault_file_system.hpp"
 #include "support/memory_store.hpp"
+#include "support/rank_storage.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
@@ -21,20 +26,31 @@ using std::chrono::milliseconds;
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  virtual std::unique_ptr<Coordinator> make(const Clock& clock) = 0;
+  virtual std::unique_ptr<Coordinator> make(const Clock& clock) = 0;  // for another rank
   // The message of rank 0 of session "run-0".
   virtual std::string text(const Topic& topic) = 0;
   virtual void put(const Topic& topic, const std::string& text) = 0;
   virtual bool holds_session(const std::string& id) = 0;
 };
 
+enum class Through : std::uint8_t { kStore, kDirectory, kNfs, kFullDisk };
+
+// Over NFS each rank is on a host of its own. On a full disk files can be made, but nothing can be written to them.
 class DirectoryCarrier final : public Carrier {
  public:
-  DirectoryCarrier() { std::filesystem::create_directory(control()); }
+  explicit DirectoryCarrier(Through through) : through_(through) { std::filesystem::create_directory(control()); }
   std::unique_ptr<Coordinator> make(const Clock& clock) override {
-    return std::make_unique<DirectoryCoordinator>(*fs_, clock, temp_.path());
+    hosts_.push_back(std::make_unique<RankStorage>(through_ == Through::kNfs));
+    FileSystem* fs = &hosts_.back()->fs();
+    if (through_ == Through::kFullDisk) {
+      full_.push_back(std::make_unique<FaultFileSystem>(*fs));
+      full_.back()->fail(FsCall::kWriteAt, ENOSPC, {.times = kAlways});
+      fs = full_.back().get();
+    }
+    return std::make_unique<DirectoryCoordinator>(*fs, clock, temp_.path());
   }
   std::string text(const Topic& topic) override {
+    if (through_ == Through::kFullDisk) return spelled(topic);
     std::ifstream file(path(topic));
     return {std::istreambuf_iterator<char>(file), {}};
   }
@@ -47,8 +63,19 @@ class DirectoryCarrier final : public Carrier {
     return control() + "/session-run-0/" + topic.box + "/" + std::to_string(topic.attempt) + "." +
            std::to_string(topic.step) + ".0";
   }
+  [[nodiscard]] std::string spelled(const Topic& topic) {
+    const auto entries = hosts_[0]->fs().list(std::filesystem::path(path(topic)).parent_path()).value();
+    for (const DirectoryEntry& entry : entries) {
+      const auto name = parse_message_file(entry.name);
+      if (name && name->is_about(topic) && name->completes()) return spelled_text(entries, *name).value();
+    }
+    return "";
+  }
+
   TempDir temp_{TempDir::in_memory()};
-  std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
+  const Through through_;
+  std::vector<std::unique_ptr<FaultFileSystem>> full_;
+  std::vector<std::unique_ptr<RankStorage>> hosts_;
 };
 
 class StoreCarrier final : public Carrier {
@@ -70,7 +97,12 @@ class StoreCarrier final : public Carrier {
   }
 };
 
-class CoordinatorTest : public ::testing::TestWithParam<bool> {
+std::unique_ptr<Carrier> make_carrier(Through through) {
+  if (through == Through::kStore) return std::make_unique<StoreCarrier>();
+  return std::make_unique<DirectoryCarrier>(through);
+}
+
+class CoordinatorTest : public ::testing::TestWithParam<Through> {
  protected:
   [[nodiscard]] Patience within(int ms) const { return {clock_.now() + milliseconds(ms), {}}; }
   std::unique_ptr<Coordinator> make() { return carrier_->make(clock_); }
@@ -96,12 +128,20 @@ class CoordinatorTest : public ::testing::TestWithParam<bool> {
   }
 
   SystemClock clock_;
-  std::unique_ptr<Carrier> carrier_ =
-      GetParam() ? std::unique_ptr<Carrier>(std::make_unique<StoreCarrier>()) : std::make_unique<DirectoryCarrier>();
+  std::unique_ptr<Carrier> carrier_ = make_carrier(GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(Carriers, CoordinatorTest, ::testing::Bool(),
-                         [](const auto& each) { return each.param ? "Store" : "Directory"; });
+INSTANTIATE_TEST_SUITE_P(Carriers, CoordinatorTest,
+                         ::testing::Values(Through::kStore, Through::kDirectory, Through::kNfs, Through::kFullDisk),
+                         [](const auto& each) {
+                           switch (each.param) {
+                             case Through::kStore: return "Store";
+                             case Through::kDirectory: return "Directory";
+                             case Through::kNfs: return "Nfs";
+                             case Through::kFullDisk: return "FullDisk";
+                           }
+                           return "?";
+                         });
 
 TEST_P(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
   auto leader = make(), member = make();
@@ -115,13 +155,32 @@ TEST_P(CoordinatorTest, AMessageIsSaidOnceAndHeardWhole) {
   EXPECT_TRUE(heard(*member, topic, within(20)).is_null());
 }
 
+TEST_P(CoordinatorTest, WhoListensBeforeAnythingIsSaidHearsItAsSoonAsItIs) {
+  auto leader = make(), member = make();
+  gather(*leader, *member, "run");
+  const Topic topic{"outcomes", 7, 42};
+  const auto nothing = [](std::uint32_t, const Message&) { return true; };
+  EXPECT_FALSE(
+      member->await(topic, {0}, within(0), nothing).value());  // over NFS the box stays missing if it is asked for
+  EXPECT_TRUE(member->latest(topic, {0}).empty());
+  member->forget_before(topic);
+  ASSERT_TRUE(leader->publish(topic, 0, Message(Json{{"step", 42}})));
+  EXPECT_EQ(member->latest(topic, {0}).size(), 1u);
+  EXPECT_EQ(heard(*member, topic, within(0))["step"], 42);
+  ASSERT_TRUE(leader->publish({"outcomes", 7, 43}, 0, Message(Json{{"step", 43}})));
+  EXPECT_EQ(heard(*member, {"outcomes", 7, 43}, within(0))["step"], 43);
+}
+
 TEST_P(CoordinatorTest, WhatWasSaidEarlierIsForgottenAndTheRestStays) {
   auto leader = make(), member = make();
   gather(*leader, *member, "run");
   for (const std::uint64_t step : {1, 2, 3})
     ASSERT_TRUE(leader->publish({"outcomes", 7, step}, 0, Message(Json{{"step", step}})));
+  // A rollback: a newer attempt, and a smaller step.
+  ASSERT_TRUE(leader->publish({"outcomes", 8, 1}, 0, Message(Json{{"step", 1}})));
   leader->forget_before({"outcomes", 7, 3});
   EXPECT_TRUE(heard(*member, {"outcomes", 7, 2}, within(20)).is_null());
+  EXPECT_EQ(heard(*member, {"outcomes", 8, 1}, within(20'000))["step"], 1);
   EXPECT_EQ(heard(*member, {"outcomes", 7, 3}, within(20'000))["step"], 3);
 }
 
@@ -131,6 +190,7 @@ TEST_P(CoordinatorTest, WhoSpokeLastAboutWhichStepIsKnown) {
   using Steps = std::map<std::uint32_t, std::uint64_t>;
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), Steps());
   ASSERT_TRUE(member->publish({"votes-g0000", 6, 99}, 1, Message(Json::object())));
+  EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), Steps()) << "that was another attempt";
   for (const std::uint64_t step : {9, 10})
     ASSERT_TRUE(member->publish({"votes-g0000", 7, step}, 1, Message(Json::object())));
   EXPECT_EQ(leader->latest({"votes-g0000", 7, 1}, {0, 1}), (Steps{{1, 10}}));
@@ -207,6 +267,72 @@ TEST_P(CoordinatorTest, GatheringGoesOnWhereATimeOutLeftIt) {
   EXPECT_EQ(early.error().kind, ErrorKind::kTimeout);
   EXPECT_NE(early.error().message.find("rank 1 of 2"), std::string::npos) << early.error().message;
   gather(*leader, *member, "run");
+}
+
+// Space runs out and comes back between two messages, wherever a message needs some.
+TEST(DirectoryCoordinatorTest, AMessageThatFindsNoSpaceIsSaidOnceInWhateverForm) {
+  for (const FsCall call : {FsCall::kMakeDirectory, FsCall::kOpen, FsCall::kWriteAt, FsCall::kClose, FsCall::kLink}) {
+    SCOPED_TRACE(static_cast<int>(call));
+    const TempDir temp(TempDir::in_memory());
+    std::filesystem::create_directory(temp / kControlDirectory);
+    const SystemClock clock;
+    const std::unique_ptr<FileSystem> real = make_posix_file_system();
+    FaultFileSystem fs(*real);
+    DirectoryCoordinator leader(fs, clock, temp.path());
+    ASSERT_TRUE(leader.gather({0, 1, "run-0"}, {clock.now(), {}}));
+    const std::string reserve = temp / kControlDirectory + "/reserve";
+    ASSERT_TRUE(std::filesystem::exists(reserve));
+    const auto say = [&](std::uint64_t step) {
+      return leader.publish({"outcomes", 1, step}, 0, Message(Json{{"s", step}}));
+    };
+    const auto heard = [&](std::uint64_t step) {
+      std::uint64_t said = 0;
+      const auto take = [&](std::uint32_t, const Message& message) { return said = message.body["s"], true; };
+      EXPECT_TRUE(leader.await({"outcomes", 1, step}, {0}, {clock.now(), {}}, take));
+      return said;
+    };
+    fs.fail(call, ENOSPC, {.path = "/outcomes"});
+    EXPECT_TRUE(say(1)) << "the reserve serves";
+    EXPECT_FALSE(std::filesystem::exists(reserve));
+    EXPECT_EQ(heard(1), 1u);
+    if (call == FsCall::kMakeDirectory || call == FsCall::kOpen) continue;  // then names cannot be made either
+    fs.fail(call, ENOSPC, {.times = 2, .path = "/outcomes"});
+    EXPECT_TRUE(say(2)) << "without it names do";
+    EXPECT_EQ(heard(2), 2u);
+    EXPECT_EQ(say(2).error().kind, ErrorKind::kAlreadyExists);
+    EXPECT_EQ(heard(1), 1u);
+    leader.forget({"outcomes", 1, 2}, 0);
+    EXPECT_EQ(heard(2), 0u);
+    EXPECT_TRUE(say(2)) << "it was forgotten";
+  }
+}
+
+TEST(DirectoryCoordinatorTest, WhereNotEvenNamesCanBeMadeThereIsNoSpaceAndNothingIsLeftBehind) {
+  const TempDir temp(TempDir::in_memory());
+  std::filesystem::create_directory(temp / kControlDirectory);
+  const SystemClock clock;
+  const std::unique_ptr<FileSystem> real = make_posix_file_system();
+  FaultFileSystem fs(*real);
+  DirectoryCoordinator leader(fs, clock, temp.path());
+  ASSERT_TRUE(leader.gather({0, 1, "run-0"}, {clock.now(), {}}));
+  fs.fail(FsCall::kWriteAt, ENOSPC, {.times = kAlways});
+  fs.fail(FsCall::kOpen, ENOSPC, {.nth = 5, .times = kAlways, .path = "/outcomes"});  // twice a file, two pieces
+  const Status said = leader.publish({"outcomes", 1, 1}, 0, Message(Json{{"text", std::string(1000, 'x')}}));
+  EXPECT_EQ(said.error().kind, ErrorKind::kNoSpace);
+  EXPECT_TRUE(std::filesystem::is_empty(temp / kControlDirectory + "/session-run-0/outcomes"));
+}
+
+TEST(DirectoryCoordinatorTest, ARankThatCannotJoinSaysWhy) {
+  const TempDir temp(TempDir::in_memory());
+  std::filesystem::create_directories(temp / kControlDirectory + "/session-run-0");
+  const SystemClock clock;
+  const std::unique_ptr<FileSystem> real = make_posix_file_system();
+  FaultFileSystem fs(*real);
+  fs.fail(FsCall::kMakeDirectory, ENOSPC, {.times = kAlways});
+  DirectoryCoordinator member(fs, clock, temp.path());
+  EXPECT_EQ(member.gather({1, 2, "run-1"}, {clock.now(), {}}).error().kind, ErrorKind::kNoSpace);
+  fs.clear_faults();
+  EXPECT_EQ(member.gather({1, 2, "run-1"}, {clock.now(), {}}).error().kind, ErrorKind::kTimeout);
 }
 
 class StoreCoordinatorTest : public ::testing::Test {
@@ -351,6 +477,23 @@ TEST_F(StoreCoordinatorTest, LargeMessagesComeInPiecesAndGoAsOne) {
   EXPECT_EQ(store_.values().size(), before + 1);  // where rank 1 is
 }
 
+// A store of several servers may show the first piece before the last: that is waited for, and no error.
+TEST_F(StoreCoordinatorTest, AMessageOfWhichAPieceIsNotThereYetIsNotHeardYet) {
+  const auto ranks = gather(2, "run");
+  ASSERT_TRUE(ranks[1]->publish({"reports", 1, 1}, 1, Message(Json::object(), std::string(3u << 20, 'x'))));
+  const auto values = store_.values();
+  const auto piece = std::ranges::find_if(values, [](const auto& value) { return value.first.ends_with("#2"); });
+  ASSERT_NE(piece, values.end());
+  store_.remove({piece->first});
+  const auto take = [](std::uint32_t, const Message&) { return true; };
+  const auto early = ranks[0]->await({"reports", 1, 1}, {1}, within(0), take);
+  ASSERT_TRUE(early) << early.error().to_string();
+  EXPECT_FALSE(*early);
+  ASSERT_TRUE(store_.set(piece->first, piece->second));
+  const auto all = ranks[0]->await({"reports", 1, 1}, {1}, within(20'000), take);
+  EXPECT_TRUE(all && *all);
+}
+
 TEST_F(StoreCoordinatorTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAskedAgain) {
   const auto ranks = gather(2, "run");
   store_.breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
@@ -373,6 +516,16 @@ TEST_F(StoreCoordinatorTest, CheckpointersOfOtherDirectoriesDoNotMix) {
   const auto alone = other.gather({1, 2, "other"}, within(5));
   ASSERT_FALSE(alone);
   EXPECT_NE(alone.error().message.find("start all ranks of the run together"), std::string::npos);
+}
+
+TEST(Gathering, OnlyRanksOfTheSameWorldAndGroupsJoin) {
+  const Coordinator::Member leader{0, 4, "leader", 8};
+  const auto join = [&](std::uint32_t world, std::uint32_t fan_in) {
+    return read_join(join_body({1, world, "member", fan_in}), 1, leader, "here");
+  };
+  EXPECT_EQ(join(4, 8).value(), "member");
+  for (const std::uint32_t world : {3u, 5u}) EXPECT_EQ(join(world, 8).error().kind, ErrorKind::kMismatch) << world;
+  for (const std::uint32_t fan_in : {7u, 9u}) EXPECT_EQ(join(4, fan_in).error().kind, ErrorKind::kMismatch) << fan_in;
 }
 
 TEST(NameRanks, JoinsNeighboursAndCutsLongLists) {

@@ -1,6 +1,8 @@
 #include "commit/manifest.hpp"
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -65,6 +67,22 @@ TEST(Manifest, ValuesOfSingleRanksAndGlobalTensorsComeBack) {
   EXPECT_EQ(back->rank_local_values, manifest.rank_local_values);
   expect_error(forged([](Json& json) { json["rank_local_values"] = {1}; }), "rank_local_values");
   expect_error(forged([](Json& json) { json["rank_local_values"] = "rng"; }), "rank_local_values");
+}
+
+TEST(Manifest, MetricsComeBackToTheLastBit) {
+  EXPECT_EQ(serialize(example()).find("metrics"), std::string::npos);  // as ever where there are none
+  Manifest manifest = example();
+  const double infinity = std::numeric_limits<double>::infinity();
+  manifest.metrics = {{"loss", 0.1}, {"l\"ss", -1e-300}, {"steps", 7}, {"bad", infinity}};
+  const auto back = parse_manifest(serialize(manifest), "manifest.json");
+  ASSERT_TRUE(back.has_value()) << back.error().to_string();
+  EXPECT_EQ(back->metrics.size(), 4u);
+  EXPECT_EQ(back->metrics.at("loss"), 0.1);
+  EXPECT_EQ(back->metrics.at("l\"ss"), -1e-300);
+  EXPECT_EQ(back->metrics.at("steps"), 7.0);
+  EXPECT_TRUE(std::isnan(back->metrics.at("bad")));
+  expect_error(forged([](Json& json) { json["metrics"] = {1}; }), "metrics");
+  expect_error(forged([](Json& json) { json["metrics"] = {{"loss", "low"}}; }), "loss");
 }
 
 TEST(Manifest, SubdirectoriesComeBackAndEachRecordMustLieInItsOwn) {

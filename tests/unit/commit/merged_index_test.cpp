@@ -54,6 +54,12 @@ void expect_words(const std::string& text, std::string_view words) {
   EXPECT_NE(text.find(words), std::string::npos) << text;
 }
 
+TEST(MergeIndex, APartThatIsNotTheOneItsRankMeantIsNamed) {
+  IndexPart garbled = row_part(1, 2);
+  garbled.text = row_part(1, 2, "other").text;  // whole and sealed, but of another step
+  expect_words(trouble({row_part(0, 2), garbled}), "rank 1's part of the index: its text does not have the digest");
+}
+
 TEST(MergeIndex, GlobalTensorsBecomeOneEntryAndOthersKeepTheirRank) {
   const auto merged = merge_index(std::vector{row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Reach::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();

@@ -65,7 +65,12 @@ class SignsOfLifeTest : public ::testing::Test {
  protected:
   static constexpr milliseconds kTimeout{40};
 
-  SignsOfLife of(std::uint32_t rank, std::uint64_t round = 0) { return {coordinator_, clock_, rank, kTimeout, round}; }
+  SignsOfLife of(std::uint32_t rank, std::uint64_t round = 0) {
+    return {
+        coordinator_,
+        clock_,
+        {.rank = rank, .timeout = kTimeout, .box = "restore-signs", .round = round, .on_seen = [this] { ++seen_; }}};
+  }
   // What a wait of rank 0 for a word of these ranks comes to, and whom it has heard, each once.
   bool wait_for(std::vector<std::uint32_t> ranks) {
     const Patience patience{clock_.now() + kTimeout, {}};
@@ -83,6 +88,7 @@ class SignsOfLifeTest : public ::testing::Test {
   OneThreadCoordinator coordinator_{clock_};
   SignsOfLife leader_ = of(0);
   std::vector<std::uint32_t> heard_;
+  int seen_ = 0;  // heartbeats of others
 };
 
 TEST_F(SignsOfLifeTest, WhatIsOverSoonNeedsNoSignAndLaterOneAQuarterIsEnough) {
@@ -96,6 +102,57 @@ TEST_F(SignsOfLifeTest, WhatIsOverSoonNeedsNoSignAndLaterOneAQuarterIsEnough) {
   for (; now() < kTimeout * 10; clock_.elapsed += milliseconds(1)) member.show();
   EXPECT_EQ(coordinator_.latest({"restore-signs-r00001", 1, 0}, {1}), (Steps{{1, 39}}));
   EXPECT_EQ(coordinator_.size(), 1u) << "earlier signs are taken back";
+}
+
+TEST_F(SignsOfLifeTest, NewWorkNeedsNoneInItsFirstQuarterEitherAndNoneIsOwedFromBefore) {
+  SignsOfLife member = of(1);
+  clock_.elapsed += kTimeout / 4 - milliseconds(1);
+  member.show();
+  member.begin();
+  clock_.elapsed += kTimeout / 4 - milliseconds(1);
+  member.show_owed();
+  EXPECT_EQ(member.sent(), 0u);
+  member.show();
+  EXPECT_FALSE(member.due());
+  clock_.elapsed += milliseconds(1);
+  EXPECT_TRUE(member.due());
+  member.show_owed();
+  EXPECT_EQ(member.sent(), 1u);
+  EXPECT_EQ(coordinator_.size(), 1u);
+  clock_.elapsed += kTimeout;
+  member.show_owed();
+  EXPECT_EQ(member.sent(), 1u) << "there was no progress";
+}
+
+TEST_F(SignsOfLifeTest, OneThatIsTakenBackIsGoneAndNumbersGrowOn) {
+  SignsOfLife member = of(1);
+  member.withdraw();
+  clock_.elapsed += kTimeout;
+  member.show();
+  ASSERT_TRUE(leader_.seen_anew({1}));
+  EXPECT_FALSE(leader_.seen_anew({1}));
+  EXPECT_EQ(seen_, 1);
+  EXPECT_EQ(leader_.last_seen(1), clock_.now());
+  EXPECT_EQ(leader_.last_seen(2), std::nullopt);
+  member.withdraw();
+  EXPECT_EQ(coordinator_.size(), 0u);
+  EXPECT_FALSE(leader_.seen_anew({1}));
+  clock_.elapsed += kTimeout;
+  member.show();
+  EXPECT_EQ(member.sent(), 2u);
+  EXPECT_TRUE(leader_.seen_anew({1}));
+}
+
+TEST_F(SignsOfLifeTest, WhatARankSaysItHasSentIsNoNewsAnyMore) {
+  SignsOfLife member = of(1);
+  clock_.elapsed += kTimeout;
+  member.show();
+  leader_.note_sent(1, member.sent());
+  EXPECT_FALSE(leader_.seen_anew({1}));
+  EXPECT_EQ(leader_.last_seen(1), std::nullopt) << "it was not seen here";
+  clock_.elapsed += kTimeout;
+  member.show();
+  EXPECT_TRUE(leader_.seen_anew({1}));
 }
 
 TEST_F(SignsOfLifeTest, ARankThatShowsThatItComesFurtherIsWaitedFor) {

@@ -117,7 +117,8 @@ TEST_F(SubdirectoriesTest, GoWithTheirVersion) {
   ASSERT_TRUE(leader_->clean_up({.keep = 1}).has_value());
   EXPECT_FALSE(exists(path_of({5, 1})));
   EXPECT_EQ(counting(), "6.a1");
-  EXPECT_EQ(log_lines_.size(), 0u);
+  EXPECT_TRUE(logged("step 5 (attempt 1) is deleted: only the newest 1 are kept"));
+  EXPECT_EQ(log_lines_.size(), 1u);
 }
 
 TEST_F(SubdirectoriesTest, DebrisOfAnEarlierStartGoesWhateverTheWorldIsNow) {
@@ -137,7 +138,7 @@ TEST_F(SubdirectoriesTest, FilesThatAreNotOursStayWithTheirSubdirectory) {
   write(in(5, "g0000/notes.txt"), "mine");
   write(in(5, "g0001/index"), "mine too");
   std::filesystem::create_directory(in(5, "g12"));
-  ASSERT_TRUE(leader_->remove({5, 1}).has_value());
+  ASSERT_TRUE(leader_->remove({5, 1}, "a test").has_value());
   EXPECT_EQ(below(5), (Names{"g0000", "g0000/notes.txt", "g0001", "g0001/index", "g12"}));
   EXPECT_TRUE(logged("not Slackwater's"));
   EXPECT_EQ(counting(), "");
@@ -168,7 +169,7 @@ TEST_F(SubdirectoriesTest, ALinkInTheirPlaceIsNeitherWrittenNorDeletedThrough) {
   EXPECT_EQ(made.error().kind, ErrorKind::kCorrupt);
   EXPECT_EQ(made.error().path, in(5, "g0001"));
   EXPECT_FALSE(member_->discard({5, 1}, 3).has_value());
-  ASSERT_TRUE(leader_->remove({5, 1}).has_value());
+  ASSERT_TRUE(leader_->remove({5, 1}, "a test").has_value());
   EXPECT_EQ(read(outside + "/" + record_file(3)), "precious");
   EXPECT_EQ(read(outside + "/" + data_file(3, 0)), "precious");
   EXPECT_TRUE(exists(in(5, "g0001")));

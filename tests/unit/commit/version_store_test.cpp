@@ -127,6 +127,20 @@ TEST_F(VersionStoreTest, PromiseSyncsTheVersionAndTheRoot) {
   EXPECT_EQ(second.error().path, root());
 }
 
+TEST_F(VersionStoreTest, APromiseThatFoundNoSpaceCanBeMadeAgain) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  ASSERT_TRUE(store->make_version(1).has_value());
+  const Record record{
+      .run = attempt.run, .identity = {.step = 1, .attempt = attempt.number, .rank = 0, .world = 1}, .files = {}};
+  for (const FsCall call : {FsCall::kSyncAll, FsCall::kSyncDirectory}) {
+    fs_.fail(call, ENOSPC, {.path = path_of({1, 1})});
+    EXPECT_EQ(store->promise(record, serialize_index({})).error().kind, ErrorKind::kNoSpace);
+  }
+  const auto made = store->promise(record, serialize_index({}));
+  EXPECT_TRUE(made.has_value()) << made.error().to_string();
+}
+
 TEST_F(VersionStoreTest, OneDecisionAVersionTheSecondObeys) {
   auto store = open_store();
   const Attempt attempt = claim(*store);
@@ -195,8 +209,10 @@ TEST_F(VersionStoreTest, AStaleAttemptCanNeitherCommitNorDelete) {
   const auto decided = zombie->decide(*manifest);
   ASSERT_FALSE(decided.has_value());
   EXPECT_EQ(decided.error().kind, ErrorKind::kAborted);
-  EXPECT_EQ(zombie->remove({1, 1}).error().kind, ErrorKind::kAborted);
+  EXPECT_EQ(zombie->remove({1, 1}, "a test").error().kind, ErrorKind::kAborted);
   EXPECT_EQ(zombie->clean_up({.keep = 1}).error().kind, ErrorKind::kAborted);
+  EXPECT_EQ(zombie->discard({2, 1}, 0).error().kind, ErrorKind::kAborted);
+  EXPECT_FALSE(exists(path_of({2, 1}) + "/" + kManifestName));
   EXPECT_EQ(counting(), "1.a1");
 }
 
@@ -205,8 +221,10 @@ TEST_F(VersionStoreTest, ACommitThatCannotBeSureOfItsAttemptIsNotReported) {
   const Attempt attempt = claim(*store);
   auto manifest = prepare(*store, fs_, attempt, 2);
   ASSERT_TRUE(manifest.has_value());
-  fs_.fail(FsCall::kList, EIO, {.nth = 2, .path = kControlDirectory});  // the look after the publication
+  fs_.fail(FsCall::kList, EIO,
+           {.nth = 2, .times = kAlways, .path = kControlDirectory});  // the look after the publication
   EXPECT_EQ(store->decide(*manifest).error().kind, ErrorKind::kInDoubt);
+  fs_.clear_faults();
   // And rightly so: the newer attempt that it could not see makes the version void.
   Attempt newer = attempt;
   newer.number = 2;
@@ -257,6 +275,71 @@ TEST_F(VersionStoreTest, PinsSurviveAndNeedACommittedVersion) {
   EXPECT_EQ(store->pin({9, 1}).error().kind, ErrorKind::kNotFound);
 }
 
+TEST_F(VersionStoreTest, APinMadeAheadHoldsOnceTheVersionIsCommitted) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  auto manifest = prepare(*store, fs_, attempt, 1);
+  ASSERT_TRUE(manifest.has_value());
+  ASSERT_TRUE(store->pin_ahead({1, 1}).has_value());
+  ASSERT_TRUE(store->pin_ahead({1, 1}).has_value());  // another rank was first
+  ASSERT_TRUE(store->decide(std::move(*manifest)).has_value());
+  commit(*store, attempt, 2);
+  ASSERT_TRUE(store->clean_up({.keep = 1}).has_value());
+  EXPECT_EQ(counting(), "1.a1 2.a1");
+  EXPECT_TRUE(scan().counting().front().pinned);
+}
+
+// Else the debris of a run that was killed right then would stay for ever.
+TEST_F(VersionStoreTest, APinMadeAheadDoesNotHoldAVersionThatWasNeverCommitted) {
+  {
+    auto store = open_store();
+    const Attempt attempt = claim(*store);
+    ASSERT_TRUE(prepare(*store, fs_, attempt, 1).has_value());
+    ASSERT_TRUE(store->pin_ahead({1, 1}).has_value());
+  }
+  auto store = open_store();
+  claim(*store);
+  ASSERT_TRUE(store->clean_up({.keep = 1}).has_value());
+  EXPECT_FALSE(exists(path_of({1, 1})));
+  EXPECT_FALSE(exists(control() + "/" + pin_file({1, 1})));
+}
+
+// It was pinned while it was committed, and a crash came between two steps of its deletion: its data are left.
+TEST_F(VersionStoreTest, AConfirmedPinHoldsAVersionThatHasLostItsDecision) {
+  {
+    auto store = open_store();
+    const Attempt attempt = claim(*store);
+    commit(*store, attempt, 1);
+    ASSERT_TRUE(store->pin({1, 1}).has_value());
+    ASSERT_TRUE(std::filesystem::remove(path_of({1, 1}) + "/" + kManifestName));
+  }
+  auto store = open_store();
+  claim(*store);
+  ASSERT_TRUE(store->clean_up({.keep = 1}).has_value());
+  EXPECT_TRUE(exists(path_of({1, 1}) + "/" + data_file(0, 0)));
+}
+
+TEST_F(VersionStoreTest, APinThatIsNotWrittenForGoodIsAnError) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  commit(*store, attempt, 1);
+  fs_.fail(FsCall::kOpen, ENOSPC, {.path = pin_file({1, 1})});
+  EXPECT_EQ(store->pin({1, 1}).error().kind, ErrorKind::kNoSpace);
+  EXPECT_FALSE(scan().counting().front().pinned);
+  fs_.fail(FsCall::kSyncDirectory, EIO, {.path = control()});
+  EXPECT_EQ(store->pin({1, 1}).error().kind, ErrorKind::kIo);
+}
+
+// Its name must be there for good before that of the manifest is.
+TEST_F(VersionStoreTest, TheIndexOfAllRanksIsSyncedWithItsName) {
+  auto store = open_store();
+  const auto claimed = store->claim("test", {}, {"a", "b"});
+  ASSERT_TRUE(claimed.has_value());
+  ASSERT_TRUE(store->make_version(5).has_value());
+  fs_.fail(FsCall::kSyncDirectory, EIO, {.path = path_of({5, 1})});
+  EXPECT_EQ(store->write_index({5, 1}, serialize_index({})).error().kind, ErrorKind::kIo);
+}
+
 TEST_F(VersionStoreTest, AMemberTakesNoLockAndAcceptsOnlyAnAttemptThatListsIt) {
   auto leader = open_store();
   auto member = VersionStore::open(fs_, clock_, root(), Log(sink()), VersionStore::Role::kMember);
@@ -290,6 +373,13 @@ TEST_F(VersionStoreTest, DiscardTakesOneRanksFilesAndNothingOfACommit) {
   ASSERT_TRUE(store->decide(manifest).has_value());
   ASSERT_TRUE(store->discard({5, 1}, 0).has_value());
   EXPECT_TRUE(exists(directory + "/" + data_file(0, 0)));
+
+  for (const int trouble : {EIO, EACCES}) {  // a decision that cannot be read may be a commit
+    fs_.fail(FsCall::kOpen, trouble, {.times = kAlways, .path = kManifestName});
+    static_cast<void>(store->discard({5, 1}, 0));
+    fs_.clear_faults();
+    EXPECT_TRUE(exists(directory + "/" + data_file(0, 0))) << trouble;
+  }
 }
 
 }  // namespace

@@ -47,6 +47,25 @@ TEST_F(CudaDeviceTest, BytesOfEveryFormReachTheDeviceAndNothingAroundThem) {
   }
 }
 
+TEST_F(CudaDeviceTest, ManyTensorsReachTheDeviceInOneCall) {
+  std::vector<DeviceTensor> tensors;
+  for (int i = 0; i < 20; ++i) tensors.push_back(DeviceTensor::flat(1'000 + i, 300 + i));
+  PinnedBuffer host(20 * 2'000);
+  std::ranges::copy(random_bytes(host.bytes().size(), 13), host.data());
+  std::vector<CopyPiece> pieces;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    pieces.push_back({&tensors[i].memory, 0, tensors[i].twin.size(), host.data() + i * 2'000});
+  const std::vector<std::byte> given = host.copy();
+  const std::uint64_t one_by_one = swsim_calls("cuMemcpyHtoDAsync_v2");
+  ASSERT_TRUE(device_->copy_from_host(pieces));
+  EXPECT_EQ(swsim_calls("cuMemcpyHtoDAsync_v2"), one_by_one) << "a batch was refused";
+  EXPECT_EQ(host.copy(), given) << "copied the wrong way";
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto expected = host.bytes().subspan(i * 2'000, tensors[i].twin.size());
+    EXPECT_TRUE(std::ranges::equal(tensors[i].now(), expected)) << i;
+  }
+}
+
 TEST_F(CudaDeviceTest, PageableMemoryIsCopiedRightToo) {
   const auto tensor = DeviceTensor::flat(50'000);
   std::vector<std::byte> host(50'000);

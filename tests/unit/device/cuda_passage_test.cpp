@@ -165,6 +165,22 @@ TEST_F(CudaPassageTest, WithoutBatchesNeighboursAreMerged) {
   EXPECT_TRUE(std::ranges::equal(host.bytes().subspan(5'000), std::span(tensor.twin).subspan(5'000)));
 }
 
+TEST_F(CudaPassageTest, NeighboursOnTheDeviceThatLieApartOnTheHostAreNotMerged) {
+  use(Batches::kNone);
+  const auto tensor = DeviceTensor::flat(3'000);
+  PinnedBuffer host(4'000);
+  const std::vector<CopyPiece> pieces{{&tensor.memory, 0, 1'000, host.data()},
+                                      {&tensor.memory, 1'000, 1'000, host.data() + 2'000},  // a gap
+                                      {&tensor.memory, 2'000, 1'000, host.data() + 3'000}};
+  const auto passage = begun(nullptr);
+  ASSERT_TRUE(passage->queue_copies(pieces));
+  ASSERT_TRUE(wait_for(*passage));
+  EXPECT_TRUE(std::ranges::equal(host.bytes().first(1'000), std::span(tensor.twin).first(1'000)));
+  EXPECT_TRUE(
+      std::ranges::all_of(host.bytes().subspan(1'000, 1'000), [](std::byte b) { return b == std::byte{0xee}; }));
+  EXPECT_TRUE(std::ranges::equal(host.bytes().subspan(2'000), std::span(tensor.twin).subspan(1'000)));
+}
+
 TEST_F(CudaPassageTest, NeighboursThatMayNotBeMergedAreCopiedApart) {
   use(Batches::kNone);
   const auto tensor = DeviceTensor::flat(4'000);

@@ -100,7 +100,7 @@ TEST_F(EngineOnCuda, UpdateWithoutAFenceIsNoticedAndNeverCommitted) {
   const Status status = snapshot.wait(Level::kCommitted);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
-  EXPECT_EQ(snapshot.torn_tensor(), "w");
+  EXPECT_EQ(snapshot.torn_tensors(), std::vector<std::string>{"w"});
   EXPECT_TRUE(engine.versions().empty());
   EXPECT_FALSE(engine.wait(Level::kCommitted));  // reports it, and has learned from it
   synchronize();
@@ -123,6 +123,76 @@ TEST_F(EngineOnCuda, VolatileTensorsAreDuplicatedInStreamOrder) {
   ASSERT_TRUE(snapshot.wait(Level::kCommitted));
   EXPECT_EQ(saved(1).at("statistics"), statistics);
   EXPECT_EQ(snapshot.stats().at_once_bytes, 3000u);
+}
+
+// A trainer with two streams on one device; each may produce a tensor, and write to it next.
+class EngineOnTwoStreams : public EngineOnCuda {
+ protected:
+  static constexpr std::uint64_t kWhile = 60'000'000;  // ns: longer than a save() takes
+
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(EngineOnCuda::SetUp());
+    must(cuda::cuStreamCreateWithPriority(&second_, cuda::kStreamNonBlocking, 0));
+  }
+  void TearDown() override {
+    (void)cuda::cuCtxSetCurrent(contexts_.at(0));
+    (void)cuda::cuStreamDestroy_v2(second_);
+    EngineOnCuda::TearDown();
+  }
+  void fill(cuda::CUstream stream, std::uint8_t value, std::uint64_t duration_ns, std::size_t index = 0) {
+    DeviceTensor& tensor = tensors_[index].tensor;
+    must(swsim_launch_fill(stream, tensor.address, tensor.twin.size(), value, duration_ns));
+  }
+  Snapshot save_after_both(Engine& engine, std::uint64_t step) {
+    State both = state();
+    both.after.push_back({0, reinterpret_cast<std::uintptr_t>(second_)});
+    auto snapshot = engine.save(step, std::move(both));
+    if (!snapshot) throw std::runtime_error(snapshot.error().to_string());
+    return std::move(**snapshot);
+  }
+  static Bytes of(std::uint8_t value, std::size_t size) { return Bytes(size, std::byte{value}); }
+
+  cuda::CUstream second_ = nullptr;
+};
+
+TEST_F(EngineOnTwoStreams, CopiesWaitForBoth) {
+  add("w", kMiB);
+  Engine engine = open(options());
+  fill(second_, 0x21, kWhile);
+  ASSERT_TRUE(save_after_both(engine, 1).wait(Level::kCommitted));
+  EXPECT_EQ(saved(1).at("w"), of(0x21, kMiB));
+}
+
+TEST_F(EngineOnTwoStreams, AVolatileTensorIsDuplicatedBehindWhicheverProducesIt) {
+  add("statistics", 3000, 0, true);
+  Engine engine = open(options());
+  fill(second_, 0x21, kWhile);
+  ASSERT_TRUE(save_after_both(engine, 1).wait(Level::kCommitted));
+  EXPECT_EQ(saved(1).at("statistics"), of(0x21, 3000));
+}
+
+TEST_F(EngineOnTwoStreams, WhicheverWritesToAVolatileTensorNextDoesSoBehindItsDuplicate) {
+  add("statistics", 3000, 0, true);
+  add("w", kMiB);
+  Engine engine = open(options());
+  fill(streams_.at(0), 0x21, kWhile, 1);  // the duplicate of the statistics is made behind this
+  Snapshot snapshot = save_after_both(engine, 1);
+  fill(second_, 0x42, 0);
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1).at("statistics"), tensors_[0].tensor.packed_twin());
+  must(cuda::cuStreamSynchronize(second_));
+}
+
+TEST_F(EngineOnCuda, ParanoidLooksBehindTheWorkThatProducesTheState) {
+  add("w", kMiB);
+  Options paranoid = options();
+  paranoid.paranoid = true;
+  Engine engine = open(paranoid);
+  queue_update(60'000'000);
+  const auto produced = expected();
+  const Status status = save(engine, 1).wait(Level::kCommitted);
+  ASSERT_TRUE(status) << status.error().to_string();
+  EXPECT_EQ(saved(1), produced);
 }
 
 TEST_F(EngineOnCuda, ParanoidSeesAnyByteThatChanges) {
@@ -149,7 +219,7 @@ TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
   Engine engine = open(options());
   ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
   const auto before = expected();
-  queue_update(20'000'000);  // still running when restore() is called
+  queue_update(300'000'000);  // still running when restore() is called
   auto restored =
       engine.restore({.step = {}, .after = streams()}, [&](const Checkpoint&) -> Result<std::vector<Target>> {
         std::vector<Target> targets;
@@ -164,6 +234,7 @@ TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
         return targets;
       });
   ASSERT_TRUE(restored) << restored.error().to_string();
+  synchronize();  // an update that was not waited for would land now, upon what was restored
   for (const Entry& entry : tensors_) EXPECT_EQ(entry.tensor.now(), before.at(entry.name)) << entry.name;
 }
 

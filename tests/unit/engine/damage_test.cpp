@@ -147,6 +147,18 @@ TEST_F(DamageTest, NothingGoodLeftIsAnErrorAndNotAFreshStart) {
       << restored.error().message;
 }
 
+// It may be readable tomorrow: a run that does not restore must not write over it, nor behind its back.
+TEST_F(DamageTest, ARunThatDoesNotRestoreDoesNotBuryANewestVersionThatIsUnreadable) {
+  flip(file("manifest.json", 2), 30);
+  Engine engine = open(options());
+  auto refused = engine.save(2, model_.state());
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().kind, ErrorKind::kInvalidArgument);
+  EXPECT_NE(refused.error().message.find("holds checkpoints up to step 2"), std::string::npos)
+      << refused.error().message;
+  save_and_commit(engine, 3, model_);
+}
+
 TEST_F(DamageTest, SavingGoesOnFromTheVersionThatWasRestored) {
   flip(file("rank-00000.safetensors"), 2 * kMiB);
   Engine engine = open(options());
@@ -156,6 +168,61 @@ TEST_F(DamageTest, SavingGoesOnFromTheVersionThatWasRestored) {
   ASSERT_TRUE(engine.wait(Level::kCommitted));
   ASSERT_EQ(restore(engine, reader), 2u);
   EXPECT_EQ(reader.read, model_.copy());
+}
+
+TEST_F(DamageTest, WhatWasPassedOverStaysAsideThroughLaterRestores) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Reader reader;
+  for (std::uint64_t start = 1; start <= 3; ++start) {  // the second and the third find it set aside
+    Engine engine = open(options());
+    ASSERT_EQ(restore(engine, reader), start);
+    save_and_commit(engine, start + 1, model_);
+    ASSERT_TRUE(engine.close());
+    ASSERT_TRUE(fs::exists(file("manifest.json"))) << "start " << start;
+  }
+  Engine engine = open(options());
+  ASSERT_EQ(restore(engine, reader), 4u);
+  EXPECT_EQ(steps(engine), (std::vector<std::uint64_t>{3, 4}));
+}
+
+TEST_F(DamageTest, AStepSavedAgainIsRestoredAndNotTheOneThatWasSetAside) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Engine engine = open(options());
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader), 1u);
+  save_and_commit(engine, 2, model_);
+  ASSERT_EQ(restore(engine, reader, 2), 2u);
+  EXPECT_EQ(reader.read, model_.copy());
+}
+
+TEST_F(DamageTest, OneThatWasSetAsideIsNeverTheNewest) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Engine engine = open(options());
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader), 1u);
+  save_and_commit(engine, 3, model_);
+  ASSERT_TRUE(engine.remove(1));
+  ASSERT_TRUE(engine.remove(3));
+  EXPECT_EQ(restore(engine, reader), 0u);
+}
+
+// The disk was mended, or the damage was of the machine that read it.
+TEST_F(DamageTest, OneThatWasSetAsideAndIsRestoredByItsNumberCountsAgain) {
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Reader reader;
+  {
+    Engine engine = open(options());
+    ASSERT_EQ(restore(engine, reader), 1u);
+    save_and_commit(engine, 3, model_);
+    ASSERT_TRUE(engine.close());
+  }
+  flip(file("rank-00000.safetensors"), 2 * kMiB);
+  Engine engine = open(options());
+  ASSERT_EQ(restore(engine, reader, 2), 2u);
+  save_and_commit(engine, 3, model_);
+  ASSERT_TRUE(engine.wait(Level::kCommitted));
+  ASSERT_TRUE(engine.close());
+  EXPECT_EQ(steps(open(options())), (std::vector<std::uint64_t>{2, 3}));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -81,16 +82,16 @@ class EngineTest : public ::testing::Test {
     options.path = directory_.path() + "/run";
     options.slab_bytes = kMiB;
     options.pool_bytes = 2 * kMiB;
-    options.log = [this](LogLevel level, std::string_view message) {
+    options.log = [lines = lines_](LogLevel level, std::string_view message) {
       if (level == LogLevel::kInfo) return;
-      std::lock_guard lock(log_mutex_);
-      log_ += std::string(message) + "\n";
+      std::lock_guard lock(lines->mutex);
+      lines->text += std::string(message) + "\n";
     };
     return options;
   }
   std::string log() {
-    std::lock_guard lock(log_mutex_);
-    return log_;
+    std::lock_guard lock(lines_->mutex);
+    return lines_->text;
   }
   static Engine open(Options options) {
     auto engine = Engine::open(std::move(options));
@@ -118,9 +119,12 @@ class EngineTest : public ::testing::Test {
     return steps;
   }
 
+  struct Lines {
+    std::mutex mutex;
+    std::string text;
+  };
   TempDir directory_;
-  std::mutex log_mutex_;
-  std::string log_;
+  const std::shared_ptr<Lines> lines_ = std::make_shared<Lines>();  // engines that are left behind still write to it
 };
 
 }  // namespace slackwater::test

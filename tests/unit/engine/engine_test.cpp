@@ -210,7 +210,7 @@ TEST_F(EngineTest, ATensorTheCallerFoundTornIsNeverCommittedAndIsCapturedAtOnceA
   state.sealed_by_caller = true;
   auto torn = engine.save(1, std::move(state));
   ASSERT_TRUE(torn && *torn);
-  (*torn)->seal("w");
+  (*torn)->seal({"w"});
   const Status status = (*torn)->wait(Level::kCommitted);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
@@ -229,14 +229,16 @@ TEST_F(EngineTest, ATensorTheCallerFoundTornIsNeverCommittedAndIsCapturedAtOnceA
 TEST_F(EngineTest, VolatileTensorsMayChangeRightAfterSave) {
   Model model;
   Bytes& running = model.add("bn.running_mean", 4096);
+  Bytes& count = model.add("bn.batches", 100);
+  Bytes& variance = model.add("bn.running_var", 5000);
   model.add("w", 3 * kMiB);
   Engine engine = open(options());
   const auto expected = model.copy();
   State state = model.state();
-  state.tensors[0].at_once = true;
+  for (std::size_t i = 0; i < 3; ++i) state.tensors[i].at_once = true;
   auto snapshot = engine.save(1, std::move(state));
   ASSERT_TRUE(snapshot && *snapshot);
-  running.assign(running.size(), std::byte{1});
+  for (Bytes* changed : {&running, &count, &variance}) changed->assign(changed->size(), std::byte{1});
   ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
   Reader reader;
   ASSERT_EQ(restore(engine, reader), 1u);
@@ -270,7 +272,7 @@ TEST_F(EngineTest, RestoreDoesNotSwallowABackgroundError) {
   state.sealed_by_caller = true;
   auto torn = engine.save(2, std::move(state));
   ASSERT_TRUE(torn && *torn);
-  (*torn)->seal("w");
+  (*torn)->seal({"w"});
   Reader reader;
   ASSERT_EQ(restore(engine, reader), 1u);
   const Status closed = engine.close();

@@ -11,6 +11,7 @@
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/file_bytes.hpp"
+#include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
 
 namespace slackwater::test {
@@ -30,7 +31,8 @@ class GlobalTensorsTest : public EngineTest {
       options.world = world;
       options.fan_in = 2;
       options.commit_timeout = timeout;
-      auto faulty = std::make_unique<FaultFileSystem>(*real_);
+      options.paranoid = paranoid_ranks_.contains(rank);
+      auto faulty = std::make_unique<FaultFileSystem>(storage_of_host(options.path, rank).fs());
       fault_.push_back(faulty.get());
       auto engine = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
       if (!engine) throw std::runtime_error(engine.error().to_string());
@@ -67,7 +69,7 @@ class GlobalTensorsTest : public EngineTest {
     return options().path + "/" + version_directory({step, 1});
   }
   [[nodiscard]] Manifest manifest_of(std::uint64_t step) {
-    auto manifest = read_manifest(*real_, options().path, {step, 1});
+    auto manifest = read_manifest(*make_posix_file_system(), options().path, {step, 1});
     if (!manifest) throw std::runtime_error(manifest.error().to_string());
     return std::move(*manifest);
   }
@@ -125,9 +127,9 @@ class GlobalTensorsTest : public EngineTest {
     return tensor;
   }
 
-  std::unique_ptr<FileSystem> real_ = make_posix_file_system();
   std::vector<FaultFileSystem*> fault_;  // owned by the engines
   std::vector<std::unique_ptr<Engine>> engines_;
+  std::set<std::uint32_t> paranoid_ranks_;
   Model model_;
 };
 
@@ -262,8 +264,40 @@ TEST_F(GlobalTensorsTest, ReplicasThatDifferAbortUntilTheyAreAlike) {
   differ = false;
   commit_all(3, state_of);
   EXPECT_EQ(assembled(3, index_of_step(3).at("w")), good);
-  differ = true;  // once is enough: it costs the trainer time
-  commit_all(4, state_of);
+  differ = true;  // it is small: every byte of it is compared at every step
+  expect_abort(4, state_of, words);
+  differ = false;
+  commit_all(5, state_of);
+}
+
+// What was alike once may have come apart since: a run that goes back compares anew.
+TEST_F(GlobalTensorsTest, ReplicasAreComparedAgainAfterARestore) {
+  start(2);
+  const Bytes good = model_.add("w", 300 * 1000);
+  Bytes bad = good;
+  bad[7] ^= std::byte{1};  // one byte of a large tensor: samples would hardly find it
+  bool differ = false;
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(
+        replica_of(box_of("w", differ && rank == 1 ? bad : good, {300, 1000}, {0, 0}, {300, 1000}), rank, 2));
+    return state;
+  };
+  commit_all(1, state_of);
+  {
+    std::vector<std::jthread> together;
+    for (auto& engine : engines_) {
+      together.emplace_back([&engine] {
+        const auto restored =
+            engine->restore({}, [](const Checkpoint&) -> Result<std::vector<Target>> { return std::vector<Target>(); });
+        EXPECT_TRUE(restored && *restored);
+      });
+    }
+  }
+  differ = true;
+  expect_abort(2, state_of, "tensor 'w' of replica group 'dp' is not the same on rank 0 and rank 1");
+  differ = false;
+  commit_all(3, state_of);
 }
 
 // In groups of two: the speaker of ranks 2 and 3 finds it, and passes on no lists.
@@ -297,6 +331,172 @@ TEST_F(GlobalTensorsTest, ReplicasThatComeLaterAreComparedWhenTheyCome) {
   commit_all(1, state_of);
   stepped = true;
   expect_abort(2, state_of, "tensor 'm' of replica group 'dp' is not the same on rank 0 and rank 1");
+}
+
+// Replicas that come apart after a commit has shown that they are alike. All byte tensors of 1,000 columns.
+class ReplicasThatDrift : public GlobalTensorsTest {
+ protected:
+  static constexpr std::uint32_t kRanks = 3;
+
+  void add(const std::string& name, std::int64_t rows) {
+    const Bytes& bytes = model_.add(name, static_cast<std::size_t>(rows * 1000));
+    for (auto& rank : of_rank_) rank[name] = bytes;
+  }
+  Bytes& of_rank(std::uint32_t rank, const std::string& name) { return of_rank_[rank].at(name); }
+  // Makes a piece of rank 1's replica another one.
+  void change(const std::string& name, std::size_t begin, std::size_t size) {
+    for (std::size_t i = begin; i < begin + size; ++i) of_rank(1, name)[i] ^= std::byte{0x55};
+  }
+  StateOf states() {
+    return [this](std::uint32_t rank) {
+      State state;
+      for (const auto& [name, bytes] : of_rank_[rank]) {
+        const Shape shape{static_cast<std::int64_t>(bytes.size() / 1000), 1000};
+        state.tensors.push_back(replica_of(box_of(name, bytes, shape, {0, 0}, shape), rank, kRanks));
+      }
+      return state;
+    };
+  }
+  // What became of a step, on all ranks alike: "" if it was committed.
+  std::string outcome(std::uint64_t step) {
+    std::set<std::string> outcomes;
+    for (Snapshot& snapshot : save_all(step, states())) {
+      const Status status = snapshot.wait(Level::kCommitted);
+      EXPECT_TRUE(status || status.error().kind == ErrorKind::kAborted);
+      outcomes.insert(status ? std::string() : status.error().message);
+    }
+    EXPECT_EQ(outcomes.size(), 1u);
+    return *outcomes.begin();
+  }
+  static std::string differs(const std::string& name) {
+    return "tensor '" + name + "' of replica group 'dp' is not the same on ranks 0, 2 and rank 1; bring the replicas";
+  }
+
+  std::map<std::string, Bytes> of_rank_[kRanks];
+};
+
+TEST_F(ReplicasThatDrift, ASmallOneIsFoundAtOnceWhicheverByteDiffers) {
+  start(kRanks);
+  add("b", 64);
+  commit_all(1, states());
+  std::uint64_t step = 1;
+  for (const std::size_t place : {0, 31'999, 63'999}) {
+    change("b", place, 1);
+    expect_abort(++step, states(), differs("b"));
+    change("b", place, 1);
+    commit_all(++step, states());
+  }
+}
+
+TEST_F(ReplicasThatDrift, ALargeOneIsFoundAtOnceIfEveryElementOrAnEighthInOnePieceDiffers) {
+  start(kRanks);
+  add("w", 1000);
+  commit_all(1, states());
+  std::uint64_t step = 1;
+  for (const auto& [begin, size] : {std::pair(0, 1'000'000), std::pair(0, 125'008), std::pair(874'992, 125'008)}) {
+    change("w", begin, size);
+    expect_abort(++step, states(), differs("w"));
+    change("w", begin, size);
+    commit_all(++step, states());
+  }
+}
+
+// 1/64 of it: the samples of a step see it with a chance of one in eight, those of 64 steps all but surely. Steps and
+// names choose the places, so that the outcome is the same at each run.
+TEST_F(ReplicasThatDrift, ALargeOneIsFoundWithinSomeStepsIfAPieceDiffers) {
+  start(kRanks);
+  add("w", 512);
+  commit_all(1, states());
+  for (const std::size_t begin : {0, 123'456, 504'000}) {
+    change("w", begin, 8'000);
+    const std::uint64_t first = engines_[0]->versions().back().step + 100;
+    std::uint64_t step = first;
+    std::string error;
+    while ((error = outcome(step)).empty() && step < first + 64) ++step;
+    EXPECT_NE(error.find(differs("w")), std::string::npos) << error;
+    change("w", begin, 8'000);
+    commit_all(step + 1, states());
+  }
+}
+
+// A vote names eight of them, and has one digest for all.
+TEST_F(ReplicasThatDrift, OneOfManyIsFoundAtOnceAndNamedByTheNextStepAtTheLatest) {
+  start(kRanks);
+  for (int i = 10; i < 50; ++i) add("t" + std::to_string(i), 1);
+  commit_all(1, states());
+  unsigned unnamed = 0;
+  for (std::uint64_t step = 2; step < 12; step += 3) {
+    change("t33", 500, 1);
+    if (const std::string error = outcome(step); error.find(differs("t33")) == std::string::npos) {
+      EXPECT_NE(error.find("a tensor of replica group 'dp' is not the same on ranks 0, 2 and rank 1 (the saves that "
+                           "follow compare every byte, and name it)"),
+                std::string::npos)
+          << error;
+      ++unnamed;
+    }
+    expect_abort(step + 1, states(), differs("t33"));
+    change("t33", 500, 1);
+    commit_all(step + 2, states());
+  }
+  EXPECT_GT(unnamed, 0u);
+}
+
+TEST_F(ReplicasThatDrift, OnceADifferenceWasFoundEveryByteIsComparedUntilAllAreAlike) {
+  start(kRanks);
+  add("b", 1);
+  add("w", 1000);
+  commit_all(1, states());
+  change("w", 777, 1);  // so small a difference that samples do not see it
+  commit_all(2, states());
+  change("b", 0, 1);
+  expect_abort(3, states(), differs("b"));
+  change("b", 0, 1);
+  expect_abort(4, states(), differs("w"));
+  change("w", 777, 1);
+  commit_all(5, states());
+}
+
+// Each rank hears of a commit in its own time, so they may not agree on whether every byte is compared.
+TEST_F(ReplicasThatDrift, RanksThatCompareEveryByteAndRanksThatSampleAgree) {
+  paranoid_ranks_ = {1, 2};
+  start(kRanks);
+  add("b", 1);
+  add("w", 1000);
+  for (std::uint64_t step = 1; step <= 3; ++step) commit_all(step, states());
+  change("b", 0, 1);
+  expect_abort(4, states(), "tensor 'b' of replica group 'dp' is not the same on");
+}
+
+TEST_F(ReplicasThatDrift, ParanoidComparesEveryByteAtEveryStep) {
+  paranoid_ranks_ = {0, 1, 2};
+  start(kRanks);
+  add("w", 1000);
+  commit_all(1, states());
+  commit_all(2, states());
+  change("w", 777'777, 1);
+  expect_abort(3, states(), differs("w"));
+}
+
+TEST_F(GlobalTensorsTest, ReplicatedValuesAreComparedAtEveryStep) {
+  start(3);
+  std::string of_others = R"({"order":[1,2],"place":3})";
+  std::string of_one = R"({"place":3,"order":[1,2]})";  // the order of members does not matter
+  const auto state_of = [&](std::uint32_t rank) {
+    State state;
+    state.tree = R"({"slackwater_tree":1,"state":{"data":)" + (rank == 1 ? of_one : of_others) + "}}";
+    state.replicated_values["data"] = rank == 1 ? of_one : of_others;
+    return state;
+  };
+  const std::string ranks = " is not the same on ranks 0, 2 and rank 1; bring the ranks into step, or save it as a value";
+  commit_all(1, state_of);
+  of_one = R"({"place":4,"order":[1,2]})";
+  expect_abort(2, state_of, "replicated value 'data.place'" + ranks);
+  of_one = of_others;
+  commit_all(3, state_of);
+  of_one = R"({"order":[1,2],"place":3,"seed":0})";
+  expect_abort(4, state_of, "replicated value 'data.seed'" + ranks);
+  of_one = of_others = R"({"order":[1,2],"place":9})";
+  commit_all(5, state_of);
 }
 
 TEST_F(GlobalTensorsTest, ValuesThatDifferAreListedInTheManifest) {

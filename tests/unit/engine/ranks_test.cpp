@@ -8,6 +8,7 @@
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/memory_store.hpp"
+#include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
 
 namespace slackwater::test {
@@ -15,18 +16,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr std::uint64_t kNeverSaved = 999'999;  // a step
+
 // One rank: its engine, its faults, and tensors that differ from those of the others though they have the same names.
 struct Rank {
-  Rank(Options options, unsigned seed) : model(seed) {
+  Rank(Options options, unsigned seed) : storage(storage_of_host(options.path, options.rank)), model(seed) {
     model.add("w", (1u << 20) + 13 + seed);
     model.add("bias", 100);
-    auto faulty = std::make_unique<FaultFileSystem>(*real);
+    auto faulty = std::make_unique<FaultFileSystem>(storage.fs());
     fs = faulty.get();
     auto opened = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
     if (!opened) throw std::runtime_error(opened.error().to_string());
     engine = std::make_unique<Engine>(std::move(*opened));
   }
-  std::unique_ptr<FileSystem> real = make_posix_file_system();
+  RankStorage& storage;
   Model model;
   FaultFileSystem* fs = nullptr;  // owned by the engine
   std::unique_ptr<Engine> engine;
@@ -101,8 +104,13 @@ class RanksTest : public EngineTest {
     commit_all(3);
     EXPECT_EQ(steps_on_disk(), (std::vector<std::uint64_t>{1, 3}));
   }
+  // Rank 0 deletes in the background, and remove() waits for that.
+  void settle() {
+    static_cast<void>(ranks_[0]->engine->wait(Level::kCommitted));
+    EXPECT_EQ(ranks_[0]->engine->remove(kNeverSaved).error().kind, ErrorKind::kNotFound);
+  }
   [[nodiscard]] std::vector<std::uint64_t> steps_on_disk() {
-    static_cast<void>(ranks_[0]->engine->wait(Level::kCommitted));  // retention comes after the commit
+    settle();
     std::vector<std::uint64_t> steps;
     const auto versions = list_versions(options().path);
     for (const VersionInfo& version : versions.value()) steps.push_back(version.step);
@@ -201,6 +209,27 @@ TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) { expect_late_rank_named(4, 
 
 // Of nine ranks in groups of two, rank 4 speaks for 4 to 7, and hears 6, who hears 7.
 TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) { expect_late_rank_named(9, 4, 8); }
+
+// Between its vote and the decision a rank's record comes to hold other bytes: a commit would name what is not there.
+TEST_F(RanksTest, ARecordThatIsNotTheOneVotedForAbortsTheStep) {
+  start(2, [](Options& options) { options.commit_timeout = milliseconds(700); });
+  commit_all(1);
+  ranks_[1]->fs->hang(FsCall::kSyncDirectory, {.path = "step-0000000002"});
+  std::vector<Snapshot> snapshots = save_all(2);
+  ranks_[1]->fs->wait_hung(1);  // its record is written, its vote is still to come
+  const std::string record = options().path + "/step-0000000002.a1/rank-00001.record";
+  ASSERT_TRUE(std::filesystem::exists(record));
+  {
+    std::fstream stream(record, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(30);
+    stream.write("?", 1);
+    ASSERT_TRUE(stream.good());
+  }
+  ranks_[1]->fs->release_hung();
+  expect_same_abort(outcomes(std::move(snapshots)), "rank 1: its record, as rank 0 finds it, is not the one it wrote");
+  commit_all(3);
+  EXPECT_EQ(steps_on_disk(), (std::vector<std::uint64_t>{1, 3}));
+}
 
 TEST_F(RanksTest, RanksInOtherGroupsAreToldSoBeforeAnythingIsSaved) {
   start(3, [](Options& options) {
@@ -375,7 +404,8 @@ TEST_F(RanksTest, OnlyRankZeroDeletesAndRanksAreCounted) {
   commit_all(1);
   commit_all(2);
   EXPECT_EQ(ranks_[1]->engine->remove(1).error().kind, ErrorKind::kInvalidArgument);
-  EXPECT_TRUE(ranks_[0]->engine->remove(1));
+  const Status removed = ranks_[0]->engine->remove(1);
+  EXPECT_TRUE(removed) << removed.error().to_string();
   EXPECT_EQ(Engine::open(rank_options(2, 2)).error().kind, ErrorKind::kInvalidArgument);
 }
 
@@ -390,6 +420,7 @@ TEST_F(RanksTest, OnlyRankZeroListsTheDirectoryAtACommitAndTheOthersWhenTheyAreA
   for (const auto& rank : ranks_) listings.push_back(rank->fs->count(FsCall::kList));
   commit_all(3);
   for (const auto& rank : ranks_) ASSERT_TRUE(rank->engine->wait(Level::kCommitted));
+  settle();
   EXPECT_GT(ranks_[0]->fs->count(FsCall::kList), listings[0]);
   for (const std::uint32_t member : {1u, 2u}) {
     EXPECT_EQ(ranks_[member]->fs->count(FsCall::kList), listings[member]) << "rank " << member;
@@ -400,6 +431,34 @@ TEST_F(RanksTest, OnlyRankZeroListsTheDirectoryAtACommitAndTheOthersWhenTheyAreA
   EXPECT_EQ(ranks_[1]->engine->pin(2).error().kind, ErrorKind::kNotFound);
   ASSERT_TRUE(ranks_[1]->engine->pin(3));
   EXPECT_TRUE(ranks_[2]->engine->versions().back().pinned);
+}
+
+TEST_F(RanksTest, AnyRankPinsAStepInFlightAndTheMetricOfRankZeroDecides) {
+  start(3, [](Options& options) {
+    options.keep = 1;
+    options.keep_best = {.metric = "loss", .count = 1};
+  });
+  const auto save_with = [&](std::uint64_t step, double loss) {
+    std::vector<Snapshot> snapshots;
+    for (std::uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      State state = ranks_[rank]->model.state();
+      state.metrics["loss"] = rank == 0 ? loss : -static_cast<double>(step);
+      state.sealed_by_caller = true;
+      auto saved = ranks_[rank]->engine->save(step, std::move(state));
+      if (!saved) throw std::runtime_error(saved.error().to_string());
+      snapshots.push_back(std::move(**saved));
+    }
+    return snapshots;
+  };
+  const double losses[] = {0.5, 0.1, 0.9, 0.7, 0.8};
+  for (std::uint64_t step = 1; step <= 5; ++step) {
+    std::vector<Snapshot> snapshots = save_with(step, losses[step - 1]);
+    if (step == 1) ASSERT_TRUE(ranks_[2]->engine->pin(1));
+    for (Snapshot& snapshot : snapshots) snapshot.seal();
+    for (const Status& status : outcomes(std::move(snapshots))) ASSERT_TRUE(status) << status.error().to_string();
+  }
+  EXPECT_EQ(steps_on_disk(), (Steps{1, 2, 5}));
+  EXPECT_EQ(steps(*ranks_[0]->engine), (Steps{1, 2, 5}));
 }
 
 TEST_F(RanksTest, ThroughAStoreAllIsTheSameAndNothingStaysThere) {

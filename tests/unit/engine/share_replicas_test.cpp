@@ -179,6 +179,35 @@ TEST(ShareReplicas, TiedTensorsAreCutAlikeAndCountOnce) {
   EXPECT_EQ(stored, 2u * 1000 * 8 * 4);
 }
 
+// Wherever in the line the tensor lies that another is tied to.
+TEST(ShareReplicas, ATiedTensorIsCutWhereTheOneItIsTiedToIsCut) {
+  std::vector<Tensor> tensors = gpt(3, 16);
+  for (std::size_t i = 0, count = tensors.size(); i < count; ++i) {
+    tensors.push_back(tensors[i]);
+    tensors.back().name = "tied." + tensors[i].name;
+  }
+  for (std::uint32_t replica = 0; replica < 3; ++replica) {
+    const std::vector<Tensor> own = share_of(tensors, replica, 3);
+    for (const Tensor& tensor : own) {
+      if (!tensor.name.starts_with("tied.")) continue;
+      const auto stored = std::ranges::find(own, tensor.name.substr(5), &Tensor::name);
+      ASSERT_NE(stored, own.end()) << tensor.name << " is written by another rank than what it is tied to";
+      EXPECT_EQ(stored->shape, tensor.shape) << tensor.name;
+      EXPECT_EQ(stored->shard->offset, tensor.shard->offset) << tensor.name;
+    }
+  }
+}
+
+TEST(ShareReplicas, EachEndIsMovedToTheNearestRow) {
+  const std::vector<Tensor> tensors{replica_of("w", {10})};
+  EXPECT_EQ(check_shares(tensors, 4), (std::vector<std::uint64_t>{12, 8, 12, 8}));
+}
+
+TEST(ShareReplicas, NoArithmeticOverflowsForTheLargestStates) {
+  const std::vector<Tensor> tensors{replica_of("w", {std::int64_t{1} << 60})};
+  for (const std::uint64_t size : check_shares(tensors, 64)) EXPECT_EQ(size, std::uint64_t{1} << 56);
+}
+
 TEST(ShareReplicas, WhatIsNoReplicaStaysAsItIs) {
   Tensor local = replica_of("local", {10});
   local.shard.reset();
@@ -213,6 +242,13 @@ TEST(ShareReplicas, AStructureThatStaysIsNotWorkedOutAgain) {
     EXPECT_EQ(shares.list(), list);
     expect_same(shares.take(state.tensors), expected);
   }
+  State longer = state;  // somebody says that it is the same, and is wrong
+  longer.tensors.push_back(replica_of("more", {10}, std::uintptr_t{1} << 45));
+  longer.tensors.back().shard->replica = 1;
+  longer.tensors.back().shard->replicas = 3;
+  EXPECT_TRUE(shares.study(longer));
+  expect_same(shares.take(longer.tensors), share_of(longer));
+
   state.structure = std::make_shared<int>();
   state.tensors.pop_back();
   EXPECT_TRUE(shares.study(state));

@@ -7,6 +7,7 @@
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/global_tensor.hpp"
+#include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
 
 namespace slackwater::test {
@@ -37,7 +38,6 @@ struct Held {
 };
 
 struct Rank {
-  std::unique_ptr<FileSystem> real = make_posix_file_system();
   FaultFileSystem* fs = nullptr;  // owned by the engine
   std::unique_ptr<Engine> engine;
 };
@@ -53,7 +53,7 @@ class SubdirectoriesTest : public EngineTest {
       own.fan_in = 2;
       own.keep = keep;
       auto& made = ranks_.emplace_back(std::make_unique<Rank>());
-      auto faulty = std::make_unique<FaultFileSystem>(*made->real);
+      auto faulty = std::make_unique<FaultFileSystem>(storage_of_host(options().path, rank).fs());
       made->fs = faulty.get();
       made->engine = std::make_unique<Engine>(must(open_engine(
           std::move(own), {.fs = std::move(faulty), .clock = nullptr, .files = RankFiles{.ranks_in_directory = 2}})));
@@ -188,10 +188,12 @@ TEST_F(SubdirectoriesTest, AStepGivenUpLeavesNoFilesAndItsDirectoriesGoWithTheNe
   EXPECT_EQ(files_below("step-0000000001.a1"), Files{"manifest.json"});
   EXPECT_TRUE(list_versions(options().path)->empty());
   commit_all(2);
+  ranks_.clear();  // rank 0 deletes in the background; close() waits for it
   EXPECT_FALSE(stdfs::exists(in_run("step-0000000001.a1")));
 }
 
 TEST_F(SubdirectoriesTest, ALinkInPlaceOfOneIsNotReadThroughAndTheStepBeforeIsUsed) {
+  if (ranks_are_nfs_hosts()) GTEST_SKIP() << "a host does not see for a minute that a directory it used became a link";
   start(4);
   commit_all(1);
   const std::unique_ptr<Held> first = std::move(held_);
@@ -209,8 +211,9 @@ TEST_F(SubdirectoriesTest, ALinkInPlaceOfOneIsNotReadThroughAndTheStepBeforeIsUs
   ASSERT_EQ(damaged.size(), 1u);
   EXPECT_NE(damaged[0].find("g0001"), std::string::npos) << damaged[0];
 
-  commit_all(2);  // under a new attempt; what it supersedes goes, but for what is not ours
-  EXPECT_EQ(files_below("step-0000000002.a1"), Files{"g0001"});
+  commit_all(2);  // under a new attempt; the damaged version is set aside, and stays as it is
+  ranks_.clear();
+  EXPECT_TRUE(files_below("step-0000000002.a1").contains("manifest.json"));
   EXPECT_EQ(std::distance(stdfs::directory_iterator(elsewhere), {}), 4);
 }
 

@@ -7,6 +7,7 @@
 
 #include "layout/safetensors_header.hpp"
 #include "layout/stream_layout.hpp"
+#include "layout/tied_table.hpp"
 
 namespace slackwater {
 namespace {
@@ -228,6 +229,48 @@ TEST(ParseShards, BoxesOfOneTensorMustAgree) {
   const auto good = parse_with("{" + both + member("u[0:2]", "u", "[4]", "[0]") + "}", {{"u[0:2]", "w[0:2]"}});
   ASSERT_TRUE(good) << good.error().message;
   EXPECT_EQ(good->tensors.back().alias_of, "w");
+}
+
+// What did not fit into one file goes to the next one, with all that is said about it.
+TEST(LayoutOfShards, HeadersOfSeveralFilesSpeakOfTheirOwnBoxesOnly) {
+  State state;
+  for (std::int64_t i = 0; i < 64; ++i) {
+    state.tensors.push_back(
+        box("layer." + std::to_string(i), {64, 4}, {i, 0}, {1, 4}, static_cast<std::size_t>(i) * 16));
+  }
+  const auto layout = plan_layout(state, {.step = 1, .attempt = 1, .rank = 0, .world = 1}, 4096);
+  ASSERT_TRUE(layout) << layout.error().to_string();
+  ASSERT_GT(layout->parts.size(), 1u);
+  std::size_t boxes = 0;
+  for (const StreamLayout& part : layout->parts) {
+    const auto header = parse_header(std::string_view(part.header()).substr(8), part.size_bytes(), part.file_name());
+    ASSERT_TRUE(header) << header.error().to_string();
+    boxes += header->tensors.size();
+    for (const TensorInfo& tensor : header->tensors) EXPECT_EQ(tensor.boxes.size(), 1u) << tensor.name;
+  }
+  EXPECT_EQ(boxes, 64u);
+}
+
+TEST(TiedTensors, AreTheSameBytesOfTheSameKindAtTheSamePlace) {
+  const Tensor one = replica(box("a", {8, 2}, {2, 0}, {2, 2}), "dp", 0, 2);
+  EXPECT_TRUE(tied(one, replica(box("b", {8, 2}, {2, 0}, {2, 2}), "dp", 0, 2)));
+  const auto differs = [&](const auto& change) {
+    Tensor other = one;
+    change(other);
+    return !tied(one, other) && !tied(other, one);
+  };
+  EXPECT_TRUE(differs([](Tensor& t) { t.data = bytes_of_boxes.data() + 16; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.dtype = DType::kI32; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.device = 1; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shape = {4, 1}; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.strides = {1, 2}; }));
+  EXPECT_FALSE(differs([](Tensor& t) { t.strides = {2, 1}; })) << "none, and those of a packed tensor, are the same";
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard.reset(); }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard->offset = {4, 0}; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard->global_shape = {9, 2}; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard->replica_group = "other"; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard->replica = 1; }));
+  EXPECT_TRUE(differs([](Tensor& t) { t.shard->replicas = 3; }));
 }
 
 }  // namespace

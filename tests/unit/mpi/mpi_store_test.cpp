@@ -126,7 +126,7 @@ TEST(MpiStore, AnIdleStoreLeavesTheCoresToTheProgram) {
   meet();
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::seconds(1));  // not to wait for anything: the time that is measured
-  EXPECT_LT(cpu_seconds() - before, 0.02);
+  EXPECT_LT(cpu_seconds() - before, 0.2);  // one that polls without a pause takes all of it
   std::printf("rank %d: %.2f ms of CPU in an idle second\n", this_rank(), (cpu_seconds() - before) * 1e3);
   meet();
 }

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "support/fault_file_system.hpp"
+#include "support/nfs_file_system.hpp"
 #include "support/small_mount.hpp"
 #include "support/temp_dir.hpp"
 
@@ -49,6 +50,37 @@ TEST_F(DurableTest, PublishingKeepsItsOrderToo) {
   ASSERT_TRUE(publish_exclusively(fs_, dir_.path(), "m", "x", "u"));
   EXPECT_EQ(fs_.calls(), (std::vector{FsCall::kOpen, FsCall::kWriteAt, FsCall::kSyncAll, FsCall::kClose, FsCall::kLink,
                                       FsCall::kUnlink, FsCall::kSyncDirectory}));
+}
+
+// Each test has a host of its own over NFS: what it cached before the call is no answer.
+TEST_F(DurableTest, ALinkWhoseReplyWasLostIsOursAndOneOfAnotherIsNot) {
+  for (const int answer : {EEXIST, EIO, ETIMEDOUT}) {
+    const SystemClock clock;
+    test::NfsFileSystem host(*posix_, clock);
+    const std::string name = "m" + std::to_string(answer);
+    host.lose_link_reply(name, answer);
+    EXPECT_TRUE(publish_exclusively(host, dir_.path(), name, "ours", "u"));
+    EXPECT_EQ(text(name), "ours");
+    EXPECT_EQ(publish_exclusively(host, dir_.path(), name, "theirs", "u").error().kind, ErrorKind::kAlreadyExists);
+    EXPECT_EQ(text(name), "ours");
+  }
+  EXPECT_EQ(entries(), 3u) << "private names stay behind";
+}
+
+TEST_F(DurableTest, ALinkThatWasNotMadeIsAnError) {
+  fs_.fail(FsCall::kLink, ETIMEDOUT);
+  EXPECT_EQ(publish_exclusively(fs_, dir_.path(), "m", "x", "u").error().kind, ErrorKind::kTimeout);
+  fs_.fail(FsCall::kLink, EEXIST);
+  fs_.fail(FsCall::kOpen, EIO, {.nth = 2});  // whether it is ours cannot be told: then what link() said stands
+  EXPECT_EQ(publish_exclusively(fs_, dir_.path(), "m", "x", "u").error().kind, ErrorKind::kAlreadyExists);
+  EXPECT_EQ(entries(), 0u);
+}
+
+TEST_F(DurableTest, ANameIsFoundInTheListingOfItsDirectoryOrNot) {
+  ASSERT_TRUE(write_durably(fs_, dir_ / "b", "x"));
+  EXPECT_TRUE(lists_name(fs_, dir_.path(), "b").value());
+  for (const char* const other : {"a", "c", "bb", ""}) EXPECT_FALSE(lists_name(fs_, dir_.path(), other).value());
+  EXPECT_EQ(lists_name(fs_, dir_ / "none", "b").error().kind, ErrorKind::kNotFound);
 }
 
 TEST_F(DurableTest, AFileThatFindsNoRoomLeavesNothingBehind) {

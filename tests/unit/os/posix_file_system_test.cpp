@@ -30,6 +30,15 @@ class PosixFileSystemTest : public testing::Test {
   std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
 };
 
+TEST_F(PosixFileSystemTest, TellsHowManyNamesAFileHas) {
+  put("f", "text");
+  const auto file = fs_->open(dir_ / "f", OpenMode::kRead, false).value();
+  EXPECT_EQ(file->status()->link_count, 1u);
+  ASSERT_TRUE(fs_->link(dir_ / "f", dir_ / "g"));
+  EXPECT_EQ(file->status()->link_count, 2u);
+  EXPECT_EQ(fs_->status(dir_ / "g")->link_count, 2u);
+}
+
 TEST_F(PosixFileSystemTest, ReadsWhatItWrote) {
   {
     const auto file = fs_->open(dir_ / "f", OpenMode::kCreateExclusive, false).value();

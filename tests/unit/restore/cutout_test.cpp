@@ -1,11 +1,13 @@
 #include "restore/cutout.hpp"
 
+#include <array>
 #include <random>
 
 #include <gtest/gtest.h>
 
 #include "device/strided_copy.hpp"
 #include "restore/box_finder.hpp"
+#include "restore/read_plan.hpp"
 #include "support/global_tensor.hpp"
 
 namespace slackwater {
@@ -93,6 +95,22 @@ TEST(BoxFinder, FindsForEveryRegionWhatALookAtAllBoxesFinds) {
     EXPECT_EQ(found, found_by(plain, region)) << to_string(region.view());
     EXPECT_EQ(found.empty(), *volume(region.shape) == 0);
   }
+}
+
+TEST(ReadPlan, TellsAHoleByItsPlaceInTheGlobalTensor) {
+  TensorInfo tensor;
+  tensor.name = "w";
+  tensor.dtype = DType::kU8;
+  tensor.shape = {6};
+  tensor.size_bytes = 6;
+  tensor.boxes = {{.offset = {0}, .shape = {4}, .file = 0, .file_offset = 0, .size_bytes = 4},
+                  {.offset = {5}, .shape = {1}, .file = 0, .file_offset = 4, .size_bytes = 1}};
+  std::array<std::byte, 3> memory{};
+  Target target{.name = "w", .dtype = DType::kU8, .shape = {3}, .data = memory.data()};
+  target.shard = Shard{.global_shape = {6}, .offset = {3}};
+  const auto plan = ReadPlan::make({&tensor, 1}, {&target, 1});
+  ASSERT_FALSE(plan);
+  EXPECT_NE(plan.error().message.find("none of them holds [4:5]"), std::string::npos) << plan.error().message;
 }
 
 }  // namespace

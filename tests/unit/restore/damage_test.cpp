@@ -250,6 +250,37 @@ TEST_F(DamageTest, AHeaderThatClaims2To60BytesIsRefusedEvenWhenDigestsFit) {
   EXPECT_FALSE(verify().damages.empty());
 }
 
+// The record is whole and sealed, but not the one that was voted for: the digests in it prove nothing.
+TEST_F(DamageTest, ARecordThatTheManifestDoesNotNameIsNoticed) {
+  Record changed = record();
+  std::string bytes = test::read_file_text(file(kData));
+  bytes.back() = static_cast<char>(~bytes.back());
+  changed.files[0].block_digests.back() =
+      digest64(std::as_bytes(std::span(bytes)).subspan((changed.files[0].block_digests.size() - 1) * kBlockBytes));
+  test::write_file_text(file(kData), bytes);
+  test::write_file_text(file(kRecord), serialize(changed));
+  const Status status = load();
+  ASSERT_FALSE(status);
+  EXPECT_THAT(status.error().message, HasSubstr("not the one the manifest names"));
+  EXPECT_FALSE(verify().damages.empty());
+}
+
+// Behind its first MiB, where one letter turns into another and the JSON is still valid.
+TEST_F(DamageTest, OfTheEndOfALongHeaderIsFoundBeforeItIsParsed) {
+  State state = test::state_of(tensors_);
+  state.metadata = {{"filler", std::string(2u << 20, 'y')}};
+  path_ = writer_.write(7, state);
+  std::string bytes = test::read_file_text(file(kData));
+  const std::size_t name = bytes.find("\"large\"");
+  ASSERT_GT(name, kBlockBytes);
+  bytes[name + 1] = 'L';
+  test::write_file_text(file(kData), bytes);
+  const auto opened = Checkpoint::open(root_, 7);
+  ASSERT_FALSE(opened);
+  EXPECT_EQ(opened.error().kind, ErrorKind::kCorrupt);
+  EXPECT_THAT(opened.error().message, HasSubstr("checksum differs"));
+}
+
 TEST_F(DamageTest, ARecordThatClaims2To60BytesIsRefused) {
   Record changed = record();
   changed.files[0].size_bytes = std::uint64_t{1} << 60;

@@ -153,7 +153,7 @@ TEST_F(ReadTest, ReadsAStateSpreadOverSeveralFiles) {
 
 TEST_F(ReadTest, MovesNothingWhenATargetDoesNotFit) {
   const std::vector<OwnedTensor> tensors{OwnedTensor::random("a", DType::kF32, {4, 4}),
-                                         OwnedTensor::random("b", DType::kF32, {4})};
+                                         OwnedTensor::random("b", DType::kF32, {2})};
   write(test::state_of(tensors));
   Checkpoint checkpoint = open();
   const auto attempt = [&](const auto& change) {
@@ -172,7 +172,7 @@ TEST_F(ReadTest, MovesNothingWhenATargetDoesNotFit) {
 
   const Error shape = attempt([](Target& target) { target.shape = {2, 2}; });
   EXPECT_EQ(shape.kind, ErrorKind::kMismatch);
-  EXPECT_THAT(shape.message, HasSubstr("'b' was saved as float32[4], but is to be restored into float32[2, 2]"));
+  EXPECT_THAT(shape.message, HasSubstr("'b' was saved as float32[2], but is to be restored into float32[2, 2]"));
 
   const Error dtype = attempt([](Target& target) { target.dtype = DType::kI32; });
   EXPECT_EQ(dtype.kind, ErrorKind::kMismatch);

@@ -195,6 +195,53 @@ TEST(Pool, ATokenStoppedBeforehandGetsNothing) {
   EXPECT_EQ(pool->acquire(kLong, stop.get_token()).error().kind, ErrorKind::kClosed);
 }
 
+// A slab that comes free belongs to the one that waits, also in the moment before it has woken up.
+TEST(Pool, WhoDoesNotWaitTakesNoSlabFromThoseWhoDo) {
+  const auto pool = make_pool(2);
+  const Lease other = acquire_now(*pool);
+  for (int i = 0; i < 200; ++i) {
+    Lease held = acquire_now(*pool);
+    std::jthread waiting([&] { EXPECT_TRUE(pool->acquire(kLong, {}).has_value()); });
+    until_waiting(*pool, 1);
+    held.release();
+    const auto taken = pool->try_acquire();
+    EXPECT_TRUE(!taken || pool->waiting_count() == 0) << "jumped the queue in round " << i;
+    if (HasFailure()) return;
+  }
+}
+
+// The front one leaves empty-handed just when a slab has come free. The next one may have looked before, in vain: it must hear
+// of it.
+TEST(Pool, WhoLeavesLetsTheNextOneKnowThatThereIsASlab) {
+  const auto pool = make_pool(2);
+  const auto began = std::chrono::steady_clock::now();
+  for (int i = 0; i < 400 && std::chrono::steady_clock::now() - began < 25s; ++i) {
+    Lease first = acquire_now(*pool);
+    const Lease second = acquire_now(*pool);
+    std::stop_source stop;
+    std::jthread front([&] { (void)pool->acquire(kLong, stop.get_token()); });
+    until_waiting(*pool, 1);
+    std::jthread next([&] { EXPECT_TRUE(pool->acquire(30s, {}).has_value()); });
+    until_waiting(*pool, 2);
+    first.release();
+    stop.request_stop();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, 25s) << "a waiter slept until its time was up";
+}
+
+TEST(Pool, ASlabIsNotFreeBeforeItWasAnnounced) {
+  std::atomic<Pool*> made = nullptr;
+  std::vector<std::uint32_t> free_when_announced;
+  auto pool = Pool::create(kMiB, 4, [&](int, std::span<std::byte>) {
+    while (made == nullptr) std::this_thread::yield();
+    free_when_announced.push_back(made.load()->free_count());
+  });
+  ASSERT_TRUE(pool.has_value());
+  made = pool->get();
+  (*pool)->wait_touched();
+  EXPECT_THAT(free_when_announced, ElementsAre(0u, 1u, 2u, 3u));
+}
+
 TEST(Pool, CanBeDestroyedWhileItIsBeingTouched) {
   for (int i = 0; i < 20; ++i) {
     const auto pool = make_pool(8);

@@ -24,7 +24,7 @@ class TestDevice final : public Device {
     std::unique_lock lock(mutex_);
     ++copies_;
     changed_.notify_all();
-    changed_.wait(lock, [&] { return !held_; });
+    changed_.wait(lock, [&] { return !held_ || copies_ <= free_copies_; });
     if (failing_) return fail(ErrorKind::kIo, "the device fell off the bus");
     lock.unlock();
     return host_->copy_to_host(pieces);
@@ -35,9 +35,11 @@ class TestDevice final : public Device {
     return host_->fingerprint(tensor, seed, whole);
   }
 
-  void hold() {
+  // All copies but the first so many.
+  void hold(int free_copies = 0) {
     const std::lock_guard lock(mutex_);
     held_ = true;
+    free_copies_ = free_copies;
   }
   void go_on() {
     const std::lock_guard lock(mutex_);
@@ -48,9 +50,9 @@ class TestDevice final : public Device {
     const std::lock_guard lock(mutex_);
     failing_ = true;
   }
-  void until_copying() {
+  void until_copying(int copies = 1) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return copies_ > 0; });
+    changed_.wait(lock, [&] { return copies_ >= copies; });
   }
   [[nodiscard]] int fingerprints() const { return fingerprints_; }
 
@@ -60,6 +62,7 @@ class TestDevice final : public Device {
   std::condition_variable changed_;
   bool held_ = false;     // guarded by mutex_
   bool failing_ = false;  // guarded by mutex_
+  int free_copies_ = 0;   // guarded by mutex_
   int copies_ = 0;        // guarded by mutex_
   std::atomic<int> fingerprints_ = 0;
 };
@@ -96,6 +99,33 @@ TEST_F(StagerEnd, ATensorWrittenToAfterSaveIsTornAndNamed) {
   EXPECT_EQ(status.error().path, "tensor-1");
   EXPECT_THAT(status.error().message,
               HasSubstr("tensor 'tensor-1' was written to between save() and the fence; call fence()"));
+}
+
+TEST_F(StagerEnd, ATensorIsLookedAtAfterItsLastCopyAndNotBefore) {
+  const auto torn = snapshot_.add(4 * kMiB, true);
+  sink_.attach(snapshot_.settings());
+  const auto job = snapshot_.job();
+  device_.hold(1);
+  Stager stager(*pool_, {.copy_threads = 1});
+  stager.enqueue(job);
+  device_.until_copying(2);  // the first piece has been copied
+  for (std::byte& byte : snapshot_.memory(torn)) byte ^= std::byte{1};
+  device_.go_on();
+  EXPECT_EQ(sink_.wait().error().kind, ErrorKind::kTorn);
+}
+
+TEST_F(StagerEnd, TheFirstErrorIsTheOneThatIsTold) {
+  snapshot_.add(5000, true);
+  sink_.attach(snapshot_.settings());
+  const auto job = snapshot_.job();
+  device_.hold();
+  Stager stager(*pool_, {.copy_threads = 1});
+  stager.enqueue(job);
+  device_.until_copying();
+  stager.cancel(job, {ErrorKind::kNoSpace, "the disk is full", {}, 0, false});
+  device_.make_fail();
+  device_.go_on();
+  EXPECT_EQ(sink_.wait().error().message, "the disk is full");
 }
 
 TEST_F(StagerEnd, ParanoidFindsASingleBit) {

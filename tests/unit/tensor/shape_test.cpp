@@ -33,6 +33,9 @@ TEST(Shape, ContiguousMeansPackedRowMajor) {
   EXPECT_TRUE(is_contiguous(Dims{0, 3}, Dims{7, 7}));
   EXPECT_FALSE(is_contiguous(Dims{2, 3}, Dims{1, 2}));
   EXPECT_FALSE(is_contiguous(Dims{2, 3}, Dims{0, 1}));
+  EXPECT_FALSE(is_contiguous(Dims{2, 3}, Dims{4, 1})) << "a gap between the rows";
+  EXPECT_FALSE(is_contiguous(Dims{6}, Dims{2})) << "a gap between the elements";
+  EXPECT_FALSE(is_contiguous(Dims{2, 3, 5}, Dims{15, 6, 1}));
 }
 
 TEST(Shape, StridesThatLeaveTheAddressSpaceDoNotFit) {

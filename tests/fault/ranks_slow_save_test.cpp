@@ -1,0 +1,203 @@
+// A step at which one rank takes many time-outs to write its part: waited for while it comes further, named when it
+// does not. On a clock that stands still until the test moves it.
+#include <tuple>
+
+#include "fault/carried_ranks.hpp"
+
+namespace slackwater::test {
+namespace {
+
+class RanksSlowSaveTest : public ::testing::TestWithParam<std::tuple<Carrier, Role>> {
+ protected:
+  static constexpr std::uint64_t kMiB = 1u << 20;
+
+  void SetUp() override {
+    slow().state = PatternState({{"w", 12 * kMiB}, {"bias", 100}});
+    run_.commit_all(1);
+  }
+  // All save, and all but the slow rank, which was made slow before, have written their part.
+  void begin_step() {
+    snapshots_ = run_.save_all(2);
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (rank != slow_) {
+        ASSERT_TRUE(snapshots_[rank].wait(Level::kDurable, kRealPatience));
+      }
+    }
+  }
+  void TearDown() override { slow().fs->release_writes(); }
+
+  [[nodiscard]] bool any_ended() const {
+    return std::ranges::any_of(snapshots_, [](const Snapshot& snapshot) {
+      return snapshot.error() || snapshot.progress().level == Level::kCommitted;
+    });
+  }
+  // One write goes on, and then a good part of a time-out passes before the next. Less than a half: the clock jumps, so
+  // heartbeats may come a jump later than in real time.
+  void come_further() {
+    const std::uint64_t written = snapshots_[slow_].progress().written_bytes;
+    slow().fs->release_writes(1);
+    CarriedRanks::until([&] { return snapshots_[slow_].progress().written_bytes > written; });
+    const std::uint64_t before = run_.heartbeat_of(0);
+    move(run_.clock, 0.4);
+    // Whoever waits for it waits on: it has told them, and rank 0 has passed it on to all.
+    CarriedRanks::until([&] { return any_ended() || run_.heartbeat_of(0) > before; });
+  }
+  // Less time passes at once than anybody waits. Then, slowly, as much as it takes whoever waits for the slow rank to
+  // miss it; the rest waits longer. So a heartbeat that a busy machine delivers late does not change who loses patience
+  // first.
+  void pass_until_given_up() {
+    const Role role = std::get<Role>(GetParam());
+    move(run_.clock, role == Role::kMember ? 0.8 : role == Role::kSpeaker ? 0.9 : 1.1);
+    const std::chrono::milliseconds pause(role == Role::kLeader ? 100 : 500);  // for the leader, any of them may be first
+    auto last = std::chrono::steady_clock::now();
+    CarriedRanks::until([&] {
+      if (std::chrono::steady_clock::now() - last > pause) {
+        move(run_.clock, 0.1);
+        last = std::chrono::steady_clock::now();
+      }
+      for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+        if (rank != slow_ && !snapshots_[rank].error()) return false;
+      }
+      return true;
+    });
+  }
+  void expect_named(const std::string& words) {
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (rank == slow_) continue;
+      const Status status = snapshots_[rank].wait(Level::kCommitted, kRealPatience);
+      ASSERT_FALSE(status) << "rank " << rank;
+      EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
+      // The leader cannot name itself: whoever runs out of patience first does.
+      const std::string named = slow_ == 0 ? "rank 0 had not decided" : fmt::format("rank {}: {}", slow_, words);
+      EXPECT_NE(status.error().message.find(named), std::string::npos) << status.error().message;
+      EXPECT_EQ(status.error().message, snapshots_[slow_ == 0 ? 1 : 0].error()->message);
+    }
+    slow().fs->release_writes();
+    slow().fs->release_hung();
+    EXPECT_FALSE(snapshots_[slow_].wait(Level::kCommitted, kRealPatience));
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) static_cast<void>(run_[rank].engine->wait(Level::kCommitted));
+    run_.commit_all(3);
+  }
+  Rank& slow() { return run_[slow_]; }
+
+  TempDir directory_{TempDir::in_memory()};
+  const std::uint32_t slow_ = rank_of(std::get<Role>(GetParam()));
+  CarriedRanks run_{directory_ / "run", std::get<Carrier>(GetParam())};
+  std::vector<Snapshot> snapshots_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RanksSlowSaveTest,
+                         ::testing::Combine(::testing::ValuesIn(kCarriers), ::testing::ValuesIn(kRoles)),
+                         [](const auto& each) {
+                           return fmt::format("{}_through_{}", to_string(std::get<Role>(each.param)),
+                                              to_string(std::get<Carrier>(each.param)));
+                         });
+
+TEST_P(RanksSlowSaveTest, IsWaitedForAsLongAsItComesFurtherAndTheStepCommits) {
+  slow().fs->hold_writes();
+  begin_step();
+  // The others train on, and have their part of the next step written as well.
+  std::vector<Snapshot> next;
+  for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+    if (rank != slow_) next.push_back(run_[rank].save(3));
+  }
+  for (int i = 0; i < 8 && !any_ended(); ++i) come_further();
+  slow().fs->release_writes();
+  for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+    const Status status = snapshots_[rank].wait(Level::kCommitted, kRealPatience);
+    ASSERT_TRUE(status) << "rank " << rank << ": " << status.error().to_string();
+  }
+  next.push_back(slow().save(3));
+  for (Snapshot& snapshot : next) {
+    const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+    ASSERT_TRUE(status) << status.error().to_string();
+  }
+  for (std::uint32_t rank = 0; rank < kWorld; ++rank) ASSERT_TRUE(run_[rank].engine->wait(Level::kCommitted));
+  EXPECT_TRUE(run_.messages("save-heartbeats").empty()) << "they are taken back when the step is over";
+  run_.restore_all(3);
+  run_.commit_all(4);
+}
+
+TEST_P(RanksSlowSaveTest, IsNamedWhenItHangs) {
+  slow().fs->hang(FsCall::kMakeDirectory, {.path = "/step-"});
+  begin_step();
+  pass_until_given_up();
+  expect_named("did not report within");
+  EXPECT_TRUE(run_.messages("save-heartbeats").empty()) << "it made no progress";
+}
+
+TEST_P(RanksSlowSaveTest, IsNamedWhenItStopsComingFurther) {
+  slow().fs->hold_writes();
+  begin_step();
+  for (int i = 0; i < 4; ++i) come_further();
+  pass_until_given_up();
+  expect_named("did not report within");
+  if (slow_ == 0) return;
+  const std::string message = snapshots_[0].error()->message;
+  EXPECT_NE(message.find("of its last heartbeat"), std::string::npos) << message;
+}
+
+class RanksFastSaveTest : public ::testing::TestWithParam<Carrier> {
+ protected:
+  TempDir directory_{TempDir::in_memory()};
+  CarriedRanks run_{directory_ / "run", GetParam()};
+};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RanksFastSaveTest, ::testing::ValuesIn(kCarriers),
+                         [](const auto& each) { return std::string(to_string(each.param)); });
+
+TEST_P(RanksFastSaveTest, AStepThatIsOverWithinAQuarterOfTheTimeoutNeedsNoHeartbeat) {
+  run_.commit_all(1);
+  for (std::uint64_t step = 2; step <= 4; ++step) {
+    run_[3].fs->hold_writes();
+    std::vector<Snapshot> snapshots = run_.save_all(step);
+    run_[3].fs->wait_held(step - 1);
+    move(run_.clock, 0.24);
+    for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(snapshots[rank].wait(Level::kDurable, kRealPatience));
+    EXPECT_TRUE(run_.messages("save-heartbeats").empty());
+    run_[3].fs->release_writes();
+    for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealPatience));
+  }
+  EXPECT_TRUE(run_.messages("save-heartbeats").empty());
+}
+
+// A trainer that waits in save() because a slow rank holds all up has not stalled: its rank's own disk is idle, and
+// that of the other one is not.
+TEST(RanksBusySaveTest, ATrainerWaitsForRoomLongerThanTheStallTimeoutWhileAnotherRankComesFurther) {
+  const TempDir directory(TempDir::in_memory());
+  constexpr std::chrono::seconds kStall{3};
+  CarriedRanks run(directory / "run", Carrier::kStore, [&](Options& options) {
+    options.in_flight = 1;
+    options.stall_timeout = kStall;
+  });
+  run[3].state = PatternState({{"w", 40u << 20}});
+  run.commit_all(1);
+  run[3].fs->hold_writes();
+  std::vector<Snapshot> snapshots = run.save_all(2);
+  for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(snapshots[rank].wait(Level::kDurable, kRealPatience));
+  std::jthread trainer([&] {
+    Snapshot next = run[0].save(3);
+    EXPECT_FALSE(next.error()) << next.error()->to_string();
+    EXPECT_TRUE(snapshots[0].progress().level == Level::kCommitted);
+  });
+  const auto until = std::chrono::steady_clock::now() + kStall * 2;
+  while (std::chrono::steady_clock::now() < until) {
+    const std::uint64_t before = run.heartbeat_of(0);
+    run[3].fs->release_writes(1);
+    CarriedRanks::until([&] {
+      move(run.clock, 0.01);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return snapshots[0].error() || run.heartbeat_of(0) > before || snapshots[0].progress().level == Level::kCommitted;
+    });
+  }
+  run[3].fs->release_writes();
+  for (Snapshot& snapshot : snapshots) {
+    const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+    EXPECT_TRUE(status) << status.error().to_string();
+  }
+  trainer.join();
+  for (std::uint32_t rank = 1; rank < kWorld; ++rank) static_cast<void>(run[rank].save(3));
+}
+
+}  // namespace
+}  // namespace slackwater::test
