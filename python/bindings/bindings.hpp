@@ -11,6 +11,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include "gil.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/engine.hpp"
 #include "slackwater/error.hpp"

@@ -14,7 +14,7 @@ void bind_checkpoint(nb::module_& module) {
           "open",
           [](const std::string& directory, std::optional<std::uint64_t> step) {
             Result<Checkpoint> opened = [&] {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               return Checkpoint::open(directory, step);
             }();
             return value_or_raise(std::move(opened));
@@ -26,7 +26,7 @@ void bind_checkpoint(nb::module_& module) {
           [](Checkpoint& self, const TargetList& items) {
             const std::vector<Target> targets = to_targets(items);
             const Status status = [&] {
-              const nb::gil_scoped_release release;
+              const WithoutGil release;
               return self.read(targets);
             }();
             value_or_raise(status);

@@ -67,7 +67,8 @@ void bind_values(nb::module_& module) {
       .def_ro("size_bytes", &VersionInfo::size_bytes)
       .def_ro("tensor_count", &VersionInfo::tensor_count)
       .def_ro("created_unix_ms", &VersionInfo::created_unix_ms)
-      .def_ro("pinned", &VersionInfo::pinned);
+      .def_ro("pinned", &VersionInfo::pinned)
+      .def_ro("metrics", &VersionInfo::metrics, "The numbers among its metadata; NaN for what is not finite.");
 
   nb::class_<TensorInfo>(module, "TensorInfo", "One tensor of a checkpoint.")
       .def_ro("name", &TensorInfo::name)
@@ -121,7 +122,7 @@ void bind_values(nb::module_& module) {
       "list_versions",
       [](const std::string& directory) {
         Result<std::vector<VersionInfo>> versions = [&] {
-          const nb::gil_scoped_release release;
+          const WithoutGil release;
           return list_versions(directory);
         }();
         return value_or_raise(std::move(versions));

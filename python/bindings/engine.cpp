@@ -81,7 +81,7 @@ class PyEngine {
   PyEngine& operator=(PyEngine&&) = delete;
   ~PyEngine() {
     if (!engine_) return;
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     // Whoever drops the last reference without close() must not wait for storage: what is on its way is given up.
     (void)engine_->close(std::chrono::milliseconds(0));
     engine_.reset();
@@ -96,7 +96,7 @@ class PyEngine {
     if (store != nullptr) options.store = store->relay;
     options.log = [mailbox](LogLevel level, std::string_view line) { mailbox->post(level, line); };
     Result<Engine> engine = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return Engine::open(std::move(options));
     }();
     return {value_or_raise(std::move(engine)), std::move(mailbox)};
@@ -106,12 +106,17 @@ class PyEngine {
   // return of a call and the use of its result, and nobody would ever seal a snapshot that is lost there.
   bool save(std::uint64_t step, const Structure& structure, const Addresses& addresses, const nb::bytes& tree,
             std::map<std::string, std::string> metadata, const nb::object& owner, nb::list arrived,
-            const StreamList& after) {
+            const StreamList& after, std::map<std::string, double> metrics, bool pin, bool never_skip,
+            std::map<std::string, std::string> replicated) {
     State state;
     state.tensors = structure.with_addresses(addresses);
     state.structure = structure.identity;
     state.tree.assign(tree.c_str(), tree.size());
     state.metadata = std::move(metadata);
+    state.metrics = std::move(metrics);
+    state.pin = pin;
+    state.never_skip = never_skip;
+    state.replicated_values = std::move(replicated);
     // The engine lets go of the owner on its own thread, where the GIL must not be taken: the mailbox carries it back.
     state.owner = std::shared_ptr<void>(nb::object(owner).release().ptr(), [mailbox = mailbox_](void* object) {
       mailbox->bury(static_cast<PyObject*>(object));
@@ -119,7 +124,7 @@ class PyEngine {
     state.sealed_by_caller = true;
     state.after = to_streams(after);
     Result<std::optional<Snapshot>> saved = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->save(step, std::move(state));
     }();
     std::optional<Snapshot> snapshot = value_or_raise(std::move(saved));
@@ -129,10 +134,11 @@ class PyEngine {
   }
 
   // An exception of `plan` ends the restore and is raised as it is; checkpointer.py adds what it means for the state.
-  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan, const StreamList& after) {
+  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan, const StreamList& after,
+                     const std::vector<std::pair<std::uint64_t, std::string>>& passed_over) {
     std::optional<nb::python_error> raised;
     const auto ask = [&](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
-      const nb::gil_scoped_acquire acquire;
+      const WithGil acquire;
       try {
         return to_targets(nb::cast<nb::list>(plan(contents_of(checkpoint))));
       } catch (nb::python_error& error) {
@@ -140,12 +146,15 @@ class PyEngine {
       } catch (const std::exception& error) {
         PyErr_SetString(PyExc_TypeError, error.what());
         raised.emplace();
+      } catch (...) {  // the interpreter ends, and this thread with it: see gil.hpp
+        stop_for_ever();
       }
       return fail(ErrorKind::kInvalidArgument, "the plan of the restore raised an exception");
     };
-    const RestoreOptions options{.step = step, .after = to_streams(after)};
+    RestoreOptions options{.step = step, .after = to_streams(after)};
+    for (const auto& [damaged, why] : passed_over) options.passed_over.push_back({damaged, why});
     auto restored = [&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->restore(options, ask);
     }();
     if (raised) throw std::move(*raised);
@@ -157,28 +166,28 @@ class PyEngine {
   void wait(const std::string& level, std::optional<double> timeout) {
     const Level wanted = to_level(level);
     value_or_raise([&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->wait(wanted, to_milliseconds(timeout));
     }());
   }
 
   void close(std::optional<double> timeout) {
     value_or_raise([&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->close(to_milliseconds(timeout));
     }());
   }
 
   void pin(std::uint64_t step) {
     value_or_raise([&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->pin(step);
     }());
   }
 
   void remove(std::uint64_t step) {
     value_or_raise([&] {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       return engine_->remove(step);
     }());
   }
@@ -219,22 +228,27 @@ void bind_engine(nb::module_& module) {
                   nb::arg("store").none() = nb::none())
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
+           nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
+           nb::arg("replicated") = std::map<std::string, std::string>(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
            "is "
-           "read any more; `after` are (device, stream) that produce it.")
+           "read any more; `after` are (device, stream) that produce it; `replicated` are parts of the tree that must be "
+           "the same on all ranks, by name.")
       .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("after") = StreamList(),
+           nb::arg("passed_over") = std::vector<std::pair<std::uint64_t, std::string>>(),
            nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, "
                    "str, tuple[int, ...], "
-                   "tuple[int, ...] | None, int, int]]], after: collections.abc.Sequence[tuple[int, int]] = []) -> "
-                   "tuple[VersionInfo, list[str]] | None"),
-           "plan(Contents) answers where tensors go; None when there is nothing to restore.")
+                   "tuple[int, ...] | None, int, int]]], after: collections.abc.Sequence[tuple[int, int]] = [], passed_over: "
+                   "collections.abc.Sequence[tuple[int, str]] = []) -> tuple[VersionInfo, list[str]] | None"),
+           "plan(Contents) answers where tensors go; None when there is nothing to restore. passed_over: steps that the "
+           "caller found damaged, and why; they are not tried, but set aside.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
            "Raise the first background error not yet reported.")
       .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())
       .def("pin", &PyEngine::pin, nb::arg("step"))
       .def("remove", &PyEngine::remove, nb::arg("step"))
-      .def("versions", &PyEngine::versions, nb::call_guard<nb::gil_scoped_release>())
-      .def("stats", &PyEngine::stats, nb::call_guard<nb::gil_scoped_release>());
+      .def("versions", &PyEngine::versions, nb::call_guard<WithoutGil>())
+      .def("stats", &PyEngine::stats, nb::call_guard<WithoutGil>());
 }
 
 }  // namespace slackwater::python

@@ -121,7 +121,7 @@ void bind_mailbox(nb::module_& module) {
       .def(
           "wait",
           [](MailboxHandle& self, std::optional<double> timeout) { return self.box->wait(to_milliseconds(timeout)); },
-          nb::arg("timeout") = nb::none(), nb::call_guard<nb::gil_scoped_release>(),
+          nb::arg("timeout") = nb::none(), nb::call_guard<WithoutGil>(),
           "Wait, without the GIL, until something arrives or poke() is called; False on time-out.");
 }
 

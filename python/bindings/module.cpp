@@ -2,6 +2,11 @@
 
 NB_MODULE(_core, module) {
   using namespace slackwater::python;
+#ifdef NDEBUG
+  // A forked child, or a program that ends beside daemon threads, leaves objects behind on purpose: no reason to alarm users. A debug build
+  // tells, so that we notice the leaks that are ours.
+  nb::set_leak_warnings(false);
+#endif
   module.doc() = "The Slackwater engine. Private: use the package slackwater.";
   module.attr("version") = SLACKWATER_VERSION;
   bind_mailbox(module);

@@ -95,14 +95,14 @@ void bind_snapshot(nb::module_& module) {
           "fence",
           [](PySnapshot& self, const StreamList& streams) {
             const std::vector<StreamRef> refs = to_streams(streams);
-            const nb::gil_scoped_release release;
+            const WithoutGil release;
             return self.get().fence(refs).has_value();
           },
           nb::arg("streams") = StreamList(),
           "Return when the sources may be written again; with (device, stream) pairs, by work queued on those. Gives "
           "the snapshot up if nothing makes progress for stall_timeout; False if it has failed.")
-      .def("seal", &PySnapshot::seal, nb::arg("torn_tensor") = nb::none(),
-           "Once: the sources were unchanged, or the named tensor was found changed.")
+      .def("seal", &PySnapshot::seal, nb::arg("torn_tensors") = std::vector<std::string>(),
+           "Once: the sources were unchanged, or the named tensors were found changed.")
       .def(
           "wait",
           [](PySnapshot& self, const std::string& level, std::optional<double> timeout) {
@@ -117,8 +117,8 @@ void bind_snapshot(nb::module_& module) {
           },
           nb::sig("def error(self) -> Exception | None"), "The exception this snapshot failed with, or None.")
       .def(
-          "torn_tensor", [](PySnapshot& self) { return self.get().torn_tensor(); },
-          "The tensor that was found changed before the fence, or None.")
+          "torn_tensors", [](PySnapshot& self) { return self.get().torn_tensors(); },
+          "The tensors that were found changed before the fence.")
       .def("progress", [](PySnapshot& self) { return self.get().progress(); })
       .def("stats", [](PySnapshot& self) { return self.get().stats(); });
 }

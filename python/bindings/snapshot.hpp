@@ -18,12 +18,12 @@ class PySnapshot {
       : snapshot_(std::move(other.snapshot_)), sealed_(std::exchange(other.sealed_, true)) {}
   PySnapshot& operator=(PySnapshot&&) = delete;
   ~PySnapshot() {
-    if (!sealed_) snapshot_.seal("(unknown, because save() was interrupted)");
+    if (!sealed_) snapshot_.seal({"(unknown, because save() was interrupted)"});
   }
 
-  void seal(std::optional<std::string> torn_tensor) {
+  void seal(std::vector<std::string> torn_tensors) {
     sealed_ = true;
-    snapshot_.seal(std::move(torn_tensor));
+    snapshot_.seal(std::move(torn_tensors));
   }
   [[nodiscard]] Snapshot& get() { return snapshot_; }
 

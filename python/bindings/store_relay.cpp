@@ -25,7 +25,7 @@ const char* verb_name(StoreRelay::Verb verb) {
 // (number, "set" | "get" | "remove", keys, value), or None when closed.
 nb::object next_call(const StoreRelayHandle& self) {
   std::optional<StoreRelay::Numbered> taken = [&] {
-    const nb::gil_scoped_release release;
+    const WithoutGil release;
     return self.relay->next();
   }();
   if (!taken) return nb::none();

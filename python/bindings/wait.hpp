@@ -30,7 +30,7 @@ void wait_in_slices(std::optional<double> timeout_seconds, DoneWithin&& done_wit
     }
     bool done = false;
     {
-      const nb::gil_scoped_release release;
+      const WithoutGil release;
       done = done_within(slice);
     }
     if (done || last) return;

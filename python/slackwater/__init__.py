@@ -31,19 +31,24 @@ from .errors import (
     UnsupportedError,
     UsageError,
 )
+from .metadata import Best
 from .reader import Reader, load, open
+from .report import RestoreReport
 from .rng import Rng
+from .session import Failure
 from .sharding import Replicated, Shard
 from .snapshot import Progress, Snapshot, SnapshotStats
 
 __all__ = [
     "AbortedError",
+    "Best",
     "BusyError",
     "Checkpointer",
     "ClosedError",
     "DamagedError",
     "DeviceError",
     "Error",
+    "Failure",
     "InDoubtError",
     "InternalError",
     "MismatchError",
@@ -54,6 +59,7 @@ __all__ = [
     "Progress",
     "Reader",
     "Replicated",
+    "RestoreReport",
     "Rng",
     "Shard",
     "Snapshot",

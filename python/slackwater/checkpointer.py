@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import operator
 import os
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
-from . import _core, lifecycle
+from . import _core, lifecycle, metadata as words
 from .errors import (
+    BusyError,
     DamagedError,
     Error,
-    InDoubtError,
-    NoSpaceError,
-    NotFoundError,
-    PermissionDeniedError,
-    StorageError,
     UsageError,
 )
-from .names import Pattern
+from .last_step import LookedAt, Skipped
+from .loaders import RandomStates
+from .names import Pattern, an
+from .optimizers import Hyperparameters
 from .placement import Placement
+from .rank_local import RankLocal
 from .ranks import Means, find_ranks
 from .reader import read_copies
-from .session import Session
+from .rename import Renaming
+from .report import RestoreReport
+from .session import Failure, Session
 from .snapshot import Level, Snapshot
 from .streams import all_producers
 
@@ -38,19 +43,22 @@ class _Restore:
 
     def __init__(self, session: Session, path: str, plan: Callable[[_core.Contents], Placement]) -> None:
         self.touched = False  # whether the given state may have been written to
+        self.report: RestoreReport | None = None
         self._session = session
         self._path = path
         self._plan = plan
         self._placement: Placement | None = None
+        self.random = RandomStates()  # those that were restored
         self._refusal: BaseException | None = None  # of the plan: ends the restore, even where it looks like damage
 
     def run(self, wanted: int | None, *, fallback: bool) -> int | None:
         session = self._session
-        damaged: list[str] = []
+        start = time.perf_counter()
+        damaged: list[tuple[int, str]] = []
         while True:
             step = wanted  # of the version in hand
             try:
-                restored = session.engine.restore(wanted, self._targets, all_producers())
+                restored = session.engine.restore(wanted, self._targets, all_producers(), damaged)
                 if restored is None:
                     return None
                 step = restored[0].step
@@ -59,18 +67,21 @@ class _Restore:
                 read_copies(self._path, step, self._placement)
                 break
             except Error as error:
-                if not fallback or step is None or self._refusal is not None or not _is_damage(error):
+                # Only damage: storage that cannot be read now may be readable later. Several ranks fall back together,
+                # which the engine arranges; what one of them finds aside ends the restore of all.
+                if not fallback or step is None or self._refusal is not None or not isinstance(error, DamagedError):
                     raise
-                damaged.append(f"step {step}: {error}")
-                older = [version.step for version in session.engine.versions() if version.step < step]
-                if not older:
-                    raise DamagedError("no checkpoint could be restored:\n  " + "\n  ".join(damaged)) from error
-                wanted = older[-1]
-                logger.error("step %d is damaged and is passed over for step %d: %s", step, wanted, error)
+                if session.seat.world > 1:
+                    raise
+                damaged.append((step, str(error)))
             finally:
                 session.drain_log()
         self.touched = True
         self._placement.finish()
+        self.random = self._placement.random
+        passed_over = dict.fromkeys([*restored[1], *(f"step {number}: {why}" for number, why in damaged)])
+        self.report = self._placement.tally.report(time.perf_counter() - start, passed_over)
+        self.report.log()
         return step
 
     def _targets(self, contents: _core.Contents) -> list[Any]:
@@ -84,18 +95,12 @@ class _Restore:
         return targets
 
 
-def _is_damage(error: Error) -> bool:
-    """What the engine passes over, too: another try, or another setting, would not help."""
-    if isinstance(error, (InDoubtError, NoSpaceError, PermissionDeniedError)):
-        return False
-    return isinstance(error, (DamagedError, StorageError, NotFoundError))
-
-
 class Checkpointer:
     """Saves the state of a training run at any step, in the background, and restores the newest good one.
 
     ``path`` is a directory on a local or shared file system; it is made if its parent exists. One run at a time may
-    hold it. A checkpointer belongs to the thread that made it, except for ``fence``. docs/python.md has the options.
+    hold it. A checkpointer belongs to the thread that made it, except for ``fence`` and ``close``: a signal handler, or
+    another thread, may close it in the midst of a save. docs/python.md has the options.
     """
 
     def __init__(
@@ -106,7 +111,9 @@ class Checkpointer:
         pool: int | str = "auto",
         keep: int = 2,
         keep_every: int | None = None,
+        keep_best: words.Best | tuple[str, int] | tuple[str, int, str] | None = None,
         every: int = 1,
+        save_last: bool = False,
         in_flight: int = 2,
         on_busy: Literal["wait", "skip"] = "wait",
         on_error: Literal["warn", "raise"] = "warn",
@@ -127,19 +134,28 @@ class Checkpointer:
         local_ranks: int | None = None,
         coordinator: Means = "auto",
         run_name: str | None = None,
+        take_over: bool = False,
     ) -> None:
         self.path = _directory(path)
+        _make_parents(self.path)
         _check_tiers(tiers, self.path)
         self._every = _whole("every", every, least=1)
         self._fallback = on_damage == "fallback"
+        self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
+        self._skipped: Skipped | int | None = None  # newest step that `every` left out: all of it with save_last
+        best = words.best_option(keep_best)
+        self._best = None if best is None else best[0]
+        self._metric_seen = False
+        self._saved = False
         ranks = find_ranks(coordinator, rank, world, local_ranks)
         settings = {
             "pool": pool,
             "keep": keep,
             "keep_every": keep_every,
+            "keep_best": None if best is None else best[1],
             "in_flight": in_flight,
             "on_busy": on_busy,
             "on_damage": on_damage,
@@ -159,14 +175,28 @@ class Checkpointer:
             "run_name": run_name,
         }
         given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}
-        self._session = Session(
-            self.path,
-            given,
-            allow_pickle=self._allow_pickle,
-            raise_errors=on_error == "raise",
-            stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
-            store=ranks.store,
-        )
+        seat = ranks.rank or 0
+        self._save_last = bool(save_last)
+        if save_last and (ranks.world or 1) > 1:
+            raise UsageError(
+                "save_last=True is for one rank: several may not agree on whether the state has changed; with several, "
+                "call save(step, state, force=True) on all of them before the end"
+            )
+        _make_way(self.path, seat, take_over)
+        try:
+            self._session = Session(
+                self.path,
+                given,
+                allow_pickle=self._allow_pickle,
+                raise_errors=on_error == "raise",
+                stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
+                store=ranks.store,
+            )
+        except BusyError as error:
+            if take_over:
+                error.add_note("slackwater: take_over=True takes over from this process, never from another one")
+            raise
+        self._restored: RestoreReport | None = None
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
         self._finalizer.atexit = False  # lifecycle.py does that
 
@@ -175,22 +205,81 @@ class Checkpointer:
         step: int,
         state: Mapping[Any, Any],
         *,
-        metadata: Mapping[str, str] | None = None,
+        metadata: Mapping[str, words.Value] | None = None,
         after: Iterable[Any] | None = None,
+        force: bool = False,
+        pin: bool = False,
     ) -> Snapshot | None:
         """Capture ``state`` as checkpoint ``step`` and return; the bytes follow in the background.
 
         The tensors must not change before the next fence, which optimizers of torch call by themselves. Returns None
         when this step is skipped: it is not divisible by ``every``, or the engine is busy and ``on_busy`` is "skip".
+        ``metadata``: texts and numbers about the step. ``force``: save it whatever ``every`` says, and wait where
+        ``on_busy`` would skip it. ``pin``: the same, and keep it whatever ``keep`` says.
         ``after``: CUDA streams that produce the tensors, by default torch's current one of each device.
         Trouble with the storage does not raise here (unless ``on_error`` is "raise"): see ``Snapshot.error``, ``wait``.
         """
         self._session.check_open()
+        if isinstance(step, Mapping):
+            raise UsageError(f"step is {an(type(step).__name__)}; the order is save(step, state)")
         step = _whole("step", step, least=0)
-        words = _check_metadata(metadata)
-        if step % self._every != 0:
+        texts, metrics = words.encode(metadata, self._best)
+        if step % self._every != 0 and not (force or pin):
+            self._skip(step, state, texts, metrics)
             return None
-        return self._session.save(step, state, words, after)
+        self._skipped, self._saved = None, True
+        self._metric_seen |= self._best is not None and self._best.metric in metrics
+        snapshot = self._session.save(step, state, texts, after, metrics=metrics, pin=pin, never_skip=force or pin)
+        if snapshot is None and (force or pin):
+            logger.warning("step %d is skipped although it was to be saved: the ranks are busy (on_busy='skip')", step)
+        return snapshot
+
+    def _skip(self, step: int, state: Mapping[Any, Any], texts: dict[str, str], metrics: dict[str, float]) -> None:
+        if not self._save_last:
+            self._skipped = step
+            return
+        looked_at = LookedAt(state, self._allow_pickle, self._session.optimizer_steps)
+        self._session.watch_optimizers(looked_at.has_torch)
+        self._skipped = Skipped(step, state, texts, metrics, looked_at)
+
+    def _finish(self) -> None:
+        """At a clean end: the newest step, if ``every`` left it out."""
+        skipped, self._skipped = self._skipped, None
+        session = self._session
+        if self._best is not None and self._saved and not self._metric_seen and not session.closed:
+            logger.warning("keep_best: no step that was saved has '%s' in its metadata", self._best.metric)
+        if skipped is None or session.closed or session.ownership.disowned:
+            return
+        if isinstance(skipped, int):
+            logger.info(
+                "the run ends with step %d, which is not saved (every=%d): see save_last=True and save(force=True)",
+                skipped,
+                self._every,
+            )
+            return
+        if (why := self._save_skipped(skipped)) is not None:
+            logger.warning(
+                "step %d, which every=%d skipped, is not saved at the end (save_last): %s; to have it, call "
+                "save(step, state, force=True) when the step is done",
+                skipped.step,
+                self._every,
+                why,
+            )
+
+    def _save_skipped(self, skipped: Skipped) -> str | None:
+        """Why not, if that cannot be done."""
+        session = self._session
+        if not session.may_save():
+            return "close() was called in the midst of another save"
+        try:
+            now = LookedAt(skipped.state, self._allow_pickle, session.optimizer_steps)
+            if (changed := skipped.looked_at.changed(now)) is not None:
+                return f"since then {changed}"
+            session.forget_failures()  # on_error="raise": those of earlier steps come out of close()
+            session.save(skipped.step, skipped.state, skipped.texts, metrics=skipped.metrics, never_skip=True)
+        except Exception as error:  # of a state_dict() of the caller's, too
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def restore(
         self,
@@ -201,23 +290,32 @@ class Checkpointer:
         cast: bool = False,
         only: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
-        rank_local: Literal["error", "drop"] = "error",
+        rename: Mapping[str, str] | None = None,
+        keep_hyperparameters: bool | str | Iterable[str] = False,
+        rank_local: str | Iterable[str] = "random",
     ) -> int | None:
         """Bring ``state`` back, in place, to the newest good checkpoint or to that of ``step``.
 
-        Returns the step; None if there is nothing to restore. ``strict``: tensor names must match. ``cast``: convert
-        dtypes that differ. ``only`` and ``exclude``: name patterns such as ``"model.*"``. A damaged checkpoint is
-        reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given. ``rank_local``: what
-        belongs to single ranks, if another number of ranks saved it: an error, or left as it is here.
+        Returns the step; None if there is nothing to restore. ``restored`` then says what was done. ``strict``: tensor
+        names, parameters of optimizers and their classes must match. ``cast``: convert dtypes that differ. ``only`` and
+        ``exclude``: name patterns such as ``"model.*"``, each of which must match something. ``rename``: names of the
+        checkpoint to names of the state, such as ``{"old.*": "new.*"}``. ``keep_hyperparameters``: True, or patterns
+        such as ``"lr"`` or ``"optim.lr"``, for values of parameter groups that stay as they are. A damaged checkpoint
+        is reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given. ``rank_local``: which
+        of what belongs to single ranks is left as it is here if another number of ranks saved it. "random": random states;
+        "drop": all but weights and optimizer state; a list of names: those too; "error": nothing. The rest is an error.
         """
         session = self._session
         session.check_open()
         if not isinstance(state, MutableMapping):
-            raise UsageError(f"the state is a {type(state).__name__}; give the dict that is given to save()")
-        if rank_local not in ("error", "drop"):
-            raise UsageError(f"rank_local is {rank_local!r}; it is 'error' or 'drop'")
+            raise UsageError(f"the state is {an(type(state).__name__)}; give the dict that is given to save()")
+        left_alone = RankLocal(rank_local)
         wanted = None if step is None else _whole("step", step, least=0)
-        selected = Pattern(only, exclude)
+        patterns = [_listed(only), _listed(exclude), _listed(keep_hyperparameters)]
+        Pattern(*patterns[:2]), Hyperparameters(patterns[2])  # refuses what cannot be patterns
+        renaming = Renaming(rename)
+        self._restored = None
+        self._skipped = None
         session.fence()
         restore = _Restore(
             session,
@@ -227,18 +325,41 @@ class Checkpointer:
                 contents,
                 strict=strict,
                 cast=cast,
-                selected=selected,
+                selected=Pattern(*patterns[:2]),
                 allow_pickle=self._allow_pickle,
                 seat=session.seat,
-                drop_rank_local=rank_local == "drop",
+                rank_local=left_alone,
+                rename=renaming,
+                hyperparameters=Hyperparameters(patterns[2]),
             ),
         )
         try:
-            return restore.run(wanted, fallback=self._fallback and wanted is None)
+            found = restore.run(wanted, fallback=self._fallback and wanted is None)
+            self._restored, self._random = restore.report, restore.random
+            return found
         except BaseException as error:
             if restore.touched and _UNDEFINED not in str(error):  # the engine says it of its own errors
                 error.add_note(f"slackwater: {_UNDEFINED}")
             raise
+
+    @property
+    def restored(self) -> RestoreReport | None:
+        """What the last ``restore`` did, with all names; None if there was none, or it failed or found nothing."""
+        return self._restored
+
+    @contextlib.contextmanager
+    def resume(self, state: MutableMapping[Any, Any], step: int | None = None, **options: Any) -> Iterator[int]:
+        """``with ckpt.resume(state) as start:`` is ``restore``, and sets the random states once more on leaving the block.
+
+        For whatever a run does only when it starts again, and draws random numbers for: begin an epoch of a DataLoader
+        without state, and skip the batches that were seen. ``start`` is the step, 0 if there is nothing to restore; then
+        nothing is set. ``options`` are those of ``restore``.
+        """
+        found = self.restore(state, step, **options)
+        random = self._random
+        yield 0 if found is None else found
+        if found is not None:
+            random.apply()
 
     def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
         """Return when the tensors of everything in flight may be written again. Any thread may call it.
@@ -260,12 +381,16 @@ class Checkpointer:
         self._session.wait(level, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait until everything in flight is committed, then stop. Raises the first background error not yet reported.
+        """Wait until everything in flight is committed, then stop. Raises if the newest step was not committed.
 
-        After ``timeout`` seconds what is not committed is given up and named in the error. A second call does nothing.
+        Earlier steps that failed are in the log and in ``failures``. What ``save`` returned a snapshot for is committed, or named in the error: after ``timeout`` seconds it is given up.
+        A ``save`` that comes too late raises ClosedError. A second call waits for the first, and has nothing to report.
         """
-        self._finalizer.detach()
-        self._session.close(timeout)
+        try:
+            self._finish()
+        finally:
+            self._finalizer.detach()
+            self._session.close(timeout)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, oldest first."""
@@ -277,7 +402,7 @@ class Checkpointer:
         return steps[-1] if steps else None
 
     def pin(self, step: int) -> None:
-        """Keep this checkpoint whatever ``keep`` says."""
+        """Keep this checkpoint whatever ``keep`` says. One in flight is pinned from the moment it is committed."""
         self._session.check_open()
         self._session.engine.pin(_whole("step", step, least=0))
 
@@ -285,6 +410,12 @@ class Checkpointer:
         """Delete this checkpoint."""
         self._session.check_open()
         self._session.engine.remove(_whole("step", step, least=0))
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Steps that ``save`` accepted and that are not checkpointed, oldest first, each with its error."""
+        self._session.check_owner()
+        return self._session.failures
 
     @property
     def stats(self) -> _core.EngineStats:
@@ -299,6 +430,7 @@ class Checkpointer:
         if kind is None:
             self.close()
             return
+        self._skipped = None  # who knows what the state is like
         try:  # what is in flight is still committed, but the exception of the block is the one to be seen
             self.close()
         except Exception as closing:
@@ -312,12 +444,41 @@ def _directory(path: Any) -> str:
     try:
         text = os.fsdecode(path)
     except TypeError:
-        raise UsageError(f"path is a {type(path).__name__}; give the directory as a text or a pathlib.Path") from None
+        raise UsageError(f"path is {an(type(path).__name__)}; give the directory as a text or a pathlib.Path") from None
     if not text:
         raise UsageError("path is empty; give a directory such as 'runs/gpt'")
     if "://" in text:
         raise UsageError(f"'{text}' is not a local directory; object stores are not available yet")
-    return os.path.abspath(text)  # a later chdir() must not move it
+    return os.path.abspath(os.path.expanduser(text))  # a later chdir() must not move it
+
+
+def _make_parents(path: str) -> None:
+    """The directory itself is the engine's to make."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except OSError as error:
+        logger.debug("the directories above '%s' cannot be made: %s", path, error)  # the engine says what is wrong
+
+
+def _make_way(path: str, rank: int, take_over: bool) -> None:
+    """This process may have the directory open already: a cell of a notebook that runs again."""
+    earlier = lifecycle.find(path, rank)
+    if earlier is None:
+        return
+    if take_over:
+        logger.info("taking '%s' over from the checkpointer made in %s", path, earlier.made_at)
+        earlier.take_over(lifecycle.caller())
+        return
+    gc.collect()  # nobody may have a hold of it any more but itself; its end then closes it
+    earlier = lifecycle.find(path, rank)
+    if earlier is None:
+        logger.info("an earlier checkpointer of '%s', which nothing referred to any more, was closed", path)
+        return
+    raise BusyError(
+        f"this process already has it open: '{path}', by the checkpointer made in {earlier.made_at}; close() that one, "
+        "or give take_over=True, which waits for what it has in flight and closes it",
+        path=path,
+    )
 
 
 def _check_tiers(tiers: Sequence[Any] | None, path: str) -> None:
@@ -336,8 +497,14 @@ def _whole(name: str, value: Any, least: int) -> int:
     except TypeError:
         number = -1
     if isinstance(value, bool) or number < least or number >= 1 << 63:
-        raise UsageError(f"{name} is {value!r}; it is a whole number, {least} or more")
+        shown = repr(value) if isinstance(value, (int, float, str, type(None))) else an(type(value).__name__)
+        raise UsageError(f"{name} is {shown}; it is a whole number, {least} or more")
     return number
+
+
+def _listed(globs: Any) -> Any:
+    """Patterns as they can be used twice: once for each checkpoint that is tried."""
+    return globs if globs is None or isinstance(globs, (str, bool)) or not isinstance(globs, Iterable) else list(globs)
 
 
 def _option_text(name: str, value: Any) -> str:
@@ -351,14 +518,4 @@ def _option_text(name: str, value: Any) -> str:
     try:
         return str(operator.index(value))
     except TypeError:
-        raise UsageError(f"{name} is a {type(value).__name__}, which no option takes") from None
-
-
-def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    if metadata is None:
-        return {}
-    if not isinstance(metadata, Mapping) or not all(
-        isinstance(part, str) for item in metadata.items() for part in item
-    ):
-        raise UsageError("metadata maps texts to texts; put other values into the state")
-    return dict(metadata)
+        raise UsageError(f"{name} is {an(type(value).__name__)}, which no option takes") from None

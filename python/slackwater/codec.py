@@ -182,7 +182,7 @@ class Encoder:
         return {"$": "dict", "v": self.pairs(items, name)}
 
     def pairs(self, items: list[tuple[Any, Node]], name: str) -> list[Node]:
-        return [[_encode_key(key, name), node] for key, node in items]
+        return [[encode_key(key, name), node] for key, node in items]
 
     def _enter(self, container: Any, name: str) -> None:
         if id(container) in self._open:
@@ -193,7 +193,9 @@ class Encoder:
         try:
             data = pickle.dumps(value)
         except Exception as error:
-            raise UsageError(f"'{name}' is a {describe_type(value)}, which cannot be pickled: {error}") from error
+            raise UsageError(
+                f"'{name}' is {names.an(describe_type(value))}, which cannot be pickled: {error}"
+            ) from error
         return {"$": "pickle", "class": describe_type(value), "v": _to_base64(data)}
 
     def _unknown(self, value: Any, name: str) -> NoReturn:
@@ -203,7 +205,7 @@ class Encoder:
             else "give it state_dict() and load_state_dict()"
         )
         raise UnsupportedError(
-            f"'{name}' is a {describe_type(value)}, which has no exact plain form; {hint}, "
+            f"'{name}' is {names.an(describe_type(value))}, which has no exact plain form; {hint}, "
             "or allow pickles with Checkpointer(..., allow_pickle=True) if you trust every reader's source"
         )
 
@@ -215,13 +217,13 @@ def _fits_object(key: Any) -> bool:
     return key.isascii() or isinstance(_atom(key), str)
 
 
-def _encode_key(key: Any, name: str) -> Node:
+def encode_key(key: Any, name: str = "state") -> Node:
     return _atom(key) if type(key) in _ATOMS else Encoder().encode(key, f"{name} (a key)")
 
 
 def key_text(key: Any) -> str:
     """A key as exact text, for names."""
-    return json.dumps(_encode_key(key, "state"), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(encode_key(key), ensure_ascii=False, separators=(",", ":"))
 
 
 def _class_path(kind: type) -> str:
@@ -234,7 +236,7 @@ def _tagged(tag: str, text: Callable[[Any], Node]) -> Callable[[Encoder, Any, st
 
 def _encode_set(tag: str) -> Callable[[Encoder, Any, str], Node]:
     def encode(encoder: Encoder, value: Any, name: str) -> Node:
-        nodes = [_encode_key(item, name) for item in value]
+        nodes = [encode_key(item, name) for item in value]
         return {
             "$": tag,
             "v": sorted(nodes, key=lambda node: json.dumps(node)),
@@ -351,12 +353,23 @@ class Rendered:
         self.text = _dump(node)
 
 
+class Marked:
+    """A node whose JSON text is wanted apart from that of the tree, too. Nothing but ``dump_tree`` may meet it."""
+
+    __slots__ = ("name", "node", "text")
+
+    def __init__(self, name: str, node: Node) -> None:
+        self.name = name
+        self.node = node
+        self.text = ""  # once the tree was dumped
+
+
 class _RenderedInside(Exception):
     pass
 
 
 def _refuse_rendered(value: Any) -> NoReturn:
-    if isinstance(value, Rendered):
+    if isinstance(value, Rendered | Marked):
         raise _RenderedInside
     raise TypeError(f"{type(value).__name__} is no node")
 
@@ -369,6 +382,9 @@ _to_json = json.JSONEncoder(
 def _dump(node: Node) -> str:
     """JSON's own encoder takes whole branches; only those with rendered nodes below are put together here."""
     if type(node) is Rendered:
+        return node.text
+    if type(node) is Marked:
+        node.text = _dump(node.node)
         return node.text
     try:
         return _to_json(node)

@@ -243,14 +243,15 @@ def _check(root: Node) -> None:
     stack = [root]
     while stack:
         node = stack.pop()
-        if isinstance(node, list):
-            stack.extend(node)
-        elif isinstance(node, dict):
+        if isinstance(node, dict):
             tag = tag_of(node)
             well_formed = _WELL_FORMED.get(tag) if tag is not None else None
             if well_formed is not None and not well_formed(node):
                 raise DamagedError(f"the tree of the checkpoint holds a malformed value of the kind '{tag}'")
-            stack.extend(node.values())
+            node = node.values()
+        elif not isinstance(node, list):
+            continue
+        stack += [part for part in node if isinstance(part, (dict, list))]
 
 
 def load_tree(text: str | bytes) -> Node:

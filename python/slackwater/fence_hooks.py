@@ -10,15 +10,18 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from .errors import UsageError
+from .names import an
 
 logger = logging.getLogger("slackwater")
 
 
 class Fenced(Protocol):
+    optimizer_steps: int
+
     def fence_quietly(self) -> None: ...
 
 
@@ -31,6 +34,7 @@ def register_step_hook(session: Fenced) -> Callable[[], None]:
     def fence_before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         fenced = reference()
         if fenced is not None:
+            fenced.optimizer_steps += 1
             fenced.fence_quietly()
 
     return register_optimizer_step_pre_hook(_outside_compile(fence_before_step)).remove
@@ -59,7 +63,7 @@ class FencedMethods:
             return
         original = getattr(obj, method, None)
         if not callable(original):
-            raise UsageError(f"a {type(obj).__name__} has no method '{method}' to fence on")
+            raise UsageError(f"{an(type(obj).__name__)} has no method '{method}' to fence on")
         reference = weakref.ref(session)
 
         @functools.wraps(original)
@@ -74,7 +78,7 @@ class FencedMethods:
             setattr(obj, method, fenced)
         except AttributeError as error:
             raise UsageError(
-                f"'{method}' of a {type(obj).__name__} cannot be replaced; call fence() before it instead"
+                f"'{method}' of {an(type(obj).__name__)} cannot be replaced; call fence() before it instead"
             ) from error
 
         def undo() -> None:
@@ -86,6 +90,13 @@ class FencedMethods:
 
         self._undo.append(undo)
         self._wrapped.add((id(obj), method))
+
+    def wrap_mode_switches(self, session: Fenced, optimizers: Iterable[Any]) -> None:
+        """``eval()`` and ``train()`` of an optimizer swap weights in place: that is how schedule-free ones work."""
+        for optimizer in optimizers:
+            for method in ("eval", "train"):
+                if callable(getattr(optimizer, method, None)):
+                    self.wrap(session, optimizer, method)
 
     def unwrap_all(self) -> None:
         for undo in reversed(self._undo):

@@ -5,8 +5,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .sharding import Seat
 
 logger = logging.getLogger("slackwater")
 
@@ -23,6 +27,13 @@ class Ownership:
 
 class Closable(Protocol):
     ownership: Ownership
+    path: str
+    made_at: str  # in whose program
+
+    def take_over(self, by: str) -> None: ...
+
+    @property
+    def seat(self) -> Seat: ...
 
     def close_quietly(self, timeout: float | None) -> None: ...
 
@@ -36,6 +47,30 @@ def register(session: Closable) -> None:
 
 def forget(session: Closable) -> None:
     _open.discard(session)
+
+
+def find(path: str, rank: int) -> Closable | None:
+    """The session of this process that has this directory open, as this rank."""
+    for session in list(_open):
+        if session.seat.rank == rank and _same_directory(session.path, path):
+            return session
+    return None
+
+
+def _same_directory(one: str, other: str) -> bool:
+    try:
+        return one == other or os.path.samefile(one, other)
+    except OSError:
+        return False
+
+
+def caller() -> str:
+    """Where the program called this package, for messages: 'train.py, line 12'."""
+    package = os.path.dirname(__file__)
+    frame = sys._getframe(1)
+    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == package:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
 
 def _in_child() -> None:

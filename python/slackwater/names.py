@@ -46,6 +46,11 @@ def segment(key: Any, describe: Callable[[Any], str] = repr) -> str:
     return f"%({_SPECIAL.sub(_code, describe(key))})"
 
 
+def an(noun: str) -> str:
+    """With its article."""
+    return f"{'an' if noun[:1] in 'aeioAEIO' else 'a'} {noun}"
+
+
 def join(prefix: str, part: str) -> str:
     if prefix:
         return f"{prefix}.{part}"
@@ -105,31 +110,111 @@ def strip_wrappers(keys: Sequence[str]) -> Sequence[str]:
     return stripped
 
 
-class Pattern:
-    """Which names a caller asked for: ``only`` and ``exclude``, each one glob or several; parents select children."""
+def canonical(keys: list[Any]) -> Sequence[Any]:
+    """Keys of any dict, without wrappers if it may be a state_dict()."""
+    return strip_wrappers(keys) if all(type(key) is str for key in keys) else keys
 
-    def __init__(self, only: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None) -> None:
-        self._only = None if only is None else _compile(only)
-        self._exclude = None if exclude is None else _compile(exclude)
-        self.everything = self._only is None and self._exclude is None
+
+class Globs:
+    """Name patterns of one option, such as ``only=["model.*", "epoch"]``; parents select children."""
+
+    def __init__(self, option: str, globs: str | Iterable[str]) -> None:
+        self.option = option
+        self.globs = [globs] if isinstance(globs, str) else list(globs)
+        self._each = {glob: _compile(option, glob) for glob in self.globs}
+        self._any = re.compile("|".join(f"(?:{regex.pattern})" for regex in self._each.values()) or r"(?!)")
+        self._unmatched = dict(self._each)
 
     def __call__(self, name: str) -> bool:
-        if self._only is not None and not self._only.match(name):
+        if not self._any.match(name):
             return False
-        return self._exclude is None or not self._exclude.match(name)
+        if self._unmatched:
+            self._unmatched = {glob: regex for glob, regex in self._unmatched.items() if not regex.match(name)}
+        return True
+
+    def check(self, known: Iterable[str]) -> None:
+        """Raise if a pattern has matched none of the names it was asked about. ``known`` are names to suggest."""
+        for glob in self._unmatched:
+            raise no_match(f"{self.option}={glob!r}", glob, known)
+
+    def without(self, found: Iterable[str]) -> list[str]:
+        """Patterns that match none of these."""
+        left = dict(self._each)
+        for name in found:
+            if not left:
+                break
+            left = {glob: regex for glob, regex in left.items() if not regex.match(name)}
+        return list(left)
 
 
-def _compile(globs: str | Iterable[str]) -> re.Pattern[str]:
+class Pattern:
+    """Which names a caller asked for: ``only`` and ``exclude``, each one glob or several."""
+
+    def __init__(self, only: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None) -> None:
+        self.only = None if only is None else Globs("only", only)
+        self.exclude = None if exclude is None else Globs("exclude", exclude)
+        self.everything = self.only is None and self.exclude is None
+        self.asked: dict[str, None] = {}
+
+    def __call__(self, name: str) -> bool:
+        if self.everything:
+            return True
+        self.asked[name] = None
+        wanted = self.only is None or self.only(name)
+        return not (self.exclude is not None and self.exclude(name)) and wanted
+
+    def excludes(self, name: str) -> bool:
+        return self.exclude is not None and self.exclude(name)
+
+    def check(self, known: Iterable[str]) -> None:
+        """After all names were asked about: each pattern has matched something, or it is an error."""
+        known = [*known, *self.asked]
+        for globs in (self.only, self.exclude):
+            if globs is not None:
+                globs.check(known)
+
+
+def _compile(option: str, glob: Any) -> re.Pattern[str]:
     import fnmatch
 
     from .errors import UsageError
 
-    if isinstance(globs, str):
-        globs = [globs]
-    parts = []
-    for glob in globs:
-        if not isinstance(glob, str):
-            raise UsageError(f"a name pattern is a text such as 'model.*', not {type(glob).__name__}")
-        # fnmatch ends its pattern with \Z; "model" is to select "model.weight" as well.
-        parts.append(rf"(?:{fnmatch.translate(glob)}|{fnmatch.translate(glob + '.*')})")
-    return re.compile("|".join(parts) if parts else r"(?!)")
+    if not isinstance(glob, str):
+        raise UsageError(f"{option}=: a name pattern is a text such as 'model.*', not {type(glob).__name__}")
+    # fnmatch ends its pattern with \Z; "model" is to select "model.weight" as well.
+    return re.compile(rf"(?:{fnmatch.translate(glob)}|{fnmatch.translate(glob + '.*')})")
+
+
+# Names that were meant
+
+_SUGGESTED = 3
+_COMPARED = 20_000  # names; a comparison takes microseconds
+
+
+def no_match(what: str, glob: str, known: Iterable[str]) -> Exception:
+    from .errors import UsageError
+
+    return UsageError(f"{what} matches nothing that is there; {suggest(glob, known)}")
+
+
+def suggest(glob: str, known: Iterable[str]) -> str:
+    """Half a sentence: names near to a pattern, or else what there is at the top."""
+    import difflib
+
+    known = list(dict.fromkeys(known))
+    tops = list(dict.fromkeys(name.partition(".")[0] for name in known))
+    stem = glob.strip("*").strip(".")
+    depth = stem.count(".") + 1
+    parents = (".".join(name.split(".")[:depth]) for name in known[:_COMPARED])
+    candidates = list(dict.fromkeys([*tops, *parents, *known[:_COMPARED]]))
+    near = difflib.get_close_matches(stem, candidates, _SUGGESTED)
+    if near:
+        return f"did you mean {' or '.join(repr(name) for name in near)}?"
+    return f"there is {listing(tops)}"
+
+
+def listing(items: Iterable[str], shown: int = 5) -> str:
+    """The first few, and how many more."""
+    found = list(items)
+    text = ", ".join(f"'{name}'" for name in found[:shown])
+    return text if len(found) <= shown else f"{text} and {len(found) - shown} more"

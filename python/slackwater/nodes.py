@@ -13,6 +13,11 @@ from .errors import DamagedError
 _PAIRS = ("dict", "OrderedDict", "defaultdict", "Counter")
 
 
+def is_pairs(tag: str | None) -> bool:
+    """Whether nodes of this kind have a list of keys and values."""
+    return tag in _PAIRS
+
+
 def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
     """Keys and nodes of anything saved like a dict; None for the rest."""
     node = unwrap(node)
@@ -20,18 +25,18 @@ def entries_of(node: Node) -> list[tuple[Any, Node]] | None:
     if tag is None:
         return list(node.items()) if isinstance(node, dict) else None
     if tag in _PAIRS:
-        return [(_key(key), value) for key, value in node["v"]]
+        return [(decoded_key(key), value) for key, value in node["v"]]
     if tag in ("Namespace", "SimpleNamespace"):
         return entries_of(node["v"])
     return None
 
 
-def _key(node: Node) -> Any:
+def decoded_key(node: Node) -> Any:
     key = decoder.decode(node, no_tensor)
     try:
         hash(key)
     except TypeError as error:
-        raise DamagedError(f"the tree of the checkpoint has a {type(key).__name__} for a key") from error
+        raise DamagedError(f"the tree of the checkpoint has {names.an(type(key).__name__)} for a key") from error
     return key
 
 
@@ -59,14 +64,15 @@ def tensor_names(node: Node) -> list[str]:
     stack = [node]
     while stack:
         item = stack.pop()
+        if isinstance(item, dict):
+            first = next(iter(item), "")
+            tag = item["$"] if first == "$" else first
+            if tag in ("$t", "$a"):
+                found.append(item[tag])
+                continue
+            item = list(item.values())
         if isinstance(item, list):
-            stack.extend(reversed(item))
-        elif isinstance(item, dict):
-            name = tensor_name(item)
-            if name is not None:
-                found.append(name)
-            else:
-                stack.extend(reversed(list(item.values())))
+            stack += [part for part in reversed(item) if isinstance(part, (dict, list))]
     return found
 
 
@@ -98,7 +104,7 @@ def part_of(node: Node, selected: Callable[[str], bool], name: str = "") -> Node
 
     parts: list[Any]
     if tag in _PAIRS and node["v"]:
-        parts = [[key, child(_key(key), value)] for key, value in node["v"]]
+        parts = [[key, child(decoded_key(key), value)] for key, value in node["v"]]
         return _with(node, [pair for pair in parts if pair[1] is not NOTHING] or NOTHING)
     if tag in ("tuple", "namedtuple", "deque") and node["v"]:
         return _with(node, part_of(node["v"], selected, name))
@@ -126,7 +132,7 @@ def kind_of(node: Node) -> str:
     if tag in ("$t", "$a", "subclass"):
         return "a tensor"
     if tag == "object":
-        return f"the state of a {node['class']}"
+        return f"the state of {names.an(node['class'])}"
     if tag is not None:
-        return f"a {tag}"
-    return {dict: "a dict", list: "a list", type(None): "None"}.get(type(node), f"a {type(node).__name__}")
+        return f"{names.an(tag)}"
+    return {dict: "a dict", list: "a list", type(None): "None"}.get(type(node), f"{names.an(type(node).__name__)}")

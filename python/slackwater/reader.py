@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _core, decoder, names, nodes
+from . import _core, decoder, metadata, names, nodes
 from .adapters import arrays
-from .errors import ClosedError, NotFoundError, UnsupportedError
+from .errors import ClosedError, NotFoundError, UnsupportedError, UsageError
 from .memory import HOST, Memory
 from .placement import Placement
+from .report import size_text
 from .tree import torch_adapter
 
+
+logger = logging.getLogger("slackwater")
 
 _OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is a tensor, too
 
@@ -37,14 +42,15 @@ class Reader(Mapping[str, Any]):
     """
 
     def __init__(self, path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> None:
-        self._checkpoint: _core.Checkpoint | None = _core.Checkpoint.open(os.fspath(path), step)
+        self._checkpoint: _core.Checkpoint | None = _core.Checkpoint.open(os.path.expanduser(os.fspath(path)), step)
         contents = self._checkpoint.contents()
         self._version = contents.version
         self._tree = contents.tree
         self._infos = {info.name: info for info in contents.tensors if not _OF_OURS.match(info.name)}
         self._allow_pickle = allow_pickle
         self._lock = threading.Lock()
-        self.metadata: dict[str, str] = contents.metadata
+        self._loaded = (0, 0)  # tensors and bytes that tree() has read
+        self.metadata: dict[str, metadata.Value] = metadata.decode(contents.metadata, contents.version.metrics)
 
     @property
     def step(self) -> int:
@@ -72,13 +78,19 @@ class Reader(Mapping[str, Any]):
         root = decoder.load_tree(self._tree) if self._tree else {name: {"$t": name} for name in self._infos}
         if not selected.everything:
             try:
+                known = [*(str(key) for key, _ in nodes.entries_of(root) or []), *self._infos]
                 root = nodes.part_of(root, selected)
             except RecursionError:
                 raise UnsupportedError(
                     "the tree of the checkpoint is nested too deeply; a higher sys.setrecursionlimit() may help"
                 ) from None
-        state = {} if root is nodes.NOTHING else decoder.decode(root, tensor, self._allow_pickle)
+            selected.check(known)
+            if root is nodes.NOTHING:
+                raise UsageError("only=[] selects nothing; leave it out to load everything")
+        state = decoder.decode(root, tensor, self._allow_pickle)
         self._read(wanted)
+        size_bytes = sum(self._infos[name].size_bytes for name in wanted)
+        self._loaded = (len(wanted), size_bytes)
         return state
 
     def close(self) -> None:
@@ -160,8 +172,19 @@ def load(
     """The whole state of a checkpoint, or the part whose names match ``only``: nested dicts, lists and plain values,
     with new tensors.
     """
+    start = time.perf_counter()
     with Reader(path, step, allow_pickle=allow_pickle) as reader:
-        return reader.tree(only)
+        state = reader.tree(only)
+        tensors, size_bytes = reader._loaded
+        logger.info(
+            "loaded %d of %d tensors of step %d, %s in %.1f s",
+            tensors,
+            len(reader),
+            reader.step,
+            size_text(size_bytes),
+            time.perf_counter() - start,
+        )
+        return state
 
 
 _COPY_BYTES = 64 << 20  # read aside at once; a single larger tensor is read alone

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from .errors import UsageError
+from .names import an
 
 logger = logging.getLogger("slackwater")
 
@@ -87,7 +88,17 @@ def _access(name: str, generator: Any) -> tuple[Any, Any]:
         return lambda: bits.state, lambda state: setattr(bits, "state", state)
     raise UsageError(
         f"Rng({name}=...) takes a torch.Generator, a numpy.random.Generator or a random.Random, "
-        f"not a {type(generator).__name__}"
+        f"not {an(type(generator).__name__)}"
+    )
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is one that ``Rng`` takes."""
+    np, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    return (
+        isinstance(value, random.Random)
+        or (torch is not None and isinstance(value, torch.Generator))
+        or (np is not None and isinstance(value, (np.random.Generator, np.random.RandomState)))
     )
 
 

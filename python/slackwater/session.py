@@ -1,16 +1,18 @@
 """Session: the engine, the keeper thread and what is in flight: all a Checkpointer owns, with no reference back to it.
 
-Thread rule: save, restore and close belong to one thread; fences may come from any; the keeper thread settles snapshots
-whose fence has not come yet and brings the engine's log to Python. Engine threads never take the GIL.
+Thread rule: save and restore belong to one thread; fences and close may come from any, and close also from a signal
+handler in the midst of the others. The keeper thread settles snapshots whose fence has not come yet and brings the
+engine's log to Python. Engine threads never take the GIL.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
@@ -20,11 +22,20 @@ from .sharding import Seat
 from .snapshot import Level, Snapshot
 from .streams import producers, stream_pairs
 from .tree import Capturer
+from .watch import Watch
 
 logger = logging.getLogger("slackwater")
 
+_FAILURES_KEPT = 1_000
 _TIDY_SECONDS = 1.0
 _JOIN_SECONDS = 10.0
+
+
+class Failure(NamedTuple):
+    """A step that ``save`` accepted and that is not checkpointed, and why."""
+
+    step: int
+    error: Error
 
 
 class Session:
@@ -39,7 +50,11 @@ class Session:
         store: Any = None,
     ) -> None:
         self.ownership = lifecycle.Ownership(stall_timeout)
+        self.path = path
+        self.made_at = lifecycle.caller()
         self.closed = False
+        self.closed_because = "this checkpointer is closed; make a new one to go on saving"
+        self.optimizer_steps = 0  # that the hook has seen
         self.mailbox = _core.Mailbox()
         self._store = None if store is None else StoreThread(store)  # by which the ranks talk
         relay = None if self._store is None else self._store.relay
@@ -48,14 +63,19 @@ class Session:
             self._store.start()
         self.methods = FencedMethods()
         self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
+        self._watch = Watch()
         self._raise_errors = raise_errors
-        self._arriving: Snapshot | None = None  # the engine is taking it
+        self._arriving: Snapshot | None = None  # the engine is taking it; of the saving thread, others only look
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
+        self._newest: Snapshot | None = None  # that the engine accepted
+        self._failures: list[Failure] = []  # of those that are not in flight any more
         self._unsettled: dict[Snapshot, None] = {}  # may still be read from; every change is one atomic operation
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
+        self._closing = threading.RLock()  # held by close(); a handler may call it again, on the same thread
         self._stopping = False
         self._keeper: threading.Thread | None = None
+        self._starting_keeper = threading.RLock()
         self._warned_of_keeper = False
         lifecycle.register(self)
         self.drain_log()
@@ -67,10 +87,18 @@ class Session:
     # Saving
 
     def save(
-        self, step: int, state: Any, metadata: dict[str, str], after: Iterable[Any] | None = None
+        self,
+        step: int,
+        state: Any,
+        metadata: dict[str, str],
+        after: Iterable[Any] | None = None,
+        *,
+        metrics: dict[str, float] | None = None,
+        pin: bool = False,
+        never_skip: bool = False,
     ) -> Snapshot | None:
         self.check_open()
-        self._join_in_flight()  # one whose save() was interrupted
+        self._join_in_flight(self._arriving)  # one whose save() was interrupted
         self._forget_finished()
         if self._keeper is None:
             self.fence()  # no one else settles what is in flight, and the engine may wait for it
@@ -78,34 +106,60 @@ class Session:
         named = None if after is None else stream_pairs(after)
         capture = self._capturer.capture(state, compute=named is None)
         flatten_seconds = time.perf_counter() - start - capture.user_seconds
-        if capture.has_torch and self._remove_hook is None:
-            self._remove_hook = register_step_hook(self)
+        self.watch_optimizers(capture.has_torch)
+        self.methods.wrap_mode_switches(self, capture.optimizers)
         streams = producers(capture.devices, capture.lent) if named is None else named
-        snapshot = Snapshot([], capture, self.ownership, self._capturer.torn_names.add, flatten_seconds)
+        snapshot = Snapshot([], capture, self.ownership, self._capturer.torn.learn, flatten_seconds)
         arrived, self._arriving = snapshot._arrived, snapshot
         try:
             self.engine.save(
-                step, capture.structure, capture.addresses, capture.tree, metadata, capture.held, arrived, streams
+                step,
+                capture.structure,
+                capture.addresses,
+                capture.tree,
+                metadata,
+                capture.held,
+                arrived,
+                streams,
+                metrics or {},
+                pin,
+                never_skip,
+                capture.replicated,
             )
         finally:  # Ctrl-C, too: what the engine has taken is settled like any other
             snapshot._save_seconds = time.perf_counter() - start
-            self._join_in_flight()
+            self._join_in_flight(snapshot)
+            self._arriving = None
+            if self.closed:  # close() came in the midst of this
+                self._remove_step_hook()
+                self.settle_all()  # it may wait for this step, and the keeper may be gone
         self.drain_log()
+        self._watch.look(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
 
-    def _join_in_flight(self) -> None:
+    def watch_optimizers(self, has_torch: bool) -> None:
+        """Fence before their steps, and count these."""
+        if has_torch and self._remove_hook is None:
+            self._remove_hook = register_step_hook(self)
+
+    def may_save(self) -> bool:
+        """False in a signal handler that came in the midst of a save."""
+        return self._arriving is None
+
+    def _join_in_flight(self, snapshot: Snapshot | None) -> None:
         """What the engine has just taken joins the others.
 
         Called by save(), and by close(), which a signal handler may call before save() comes to it. It may be
-        interrupted at any point and begun again.
+        interrupted at any point and begun again, and run on two threads at once. One that the engine is still taking, on
+        another thread, is left to save().
         """
-        snapshot = self._arriving
-        if snapshot is not None and snapshot._arrived:
-            if snapshot not in self._in_flight:
-                self._in_flight.append(snapshot)
-            self._unsettled[snapshot] = None
-            self._wake_keeper()
-        self._arriving = None
+        if snapshot is None or not snapshot._arrived:
+            return
+        if snapshot not in self._in_flight:
+            self._in_flight.append(snapshot)
+        self._newest = snapshot
+        self._unsettled[snapshot] = None
+        self._wake_keeper()
 
     def _forget_finished(self) -> None:
         failed = None
@@ -114,13 +168,23 @@ class Session:
             if not snapshot._finished:
                 remaining.append(snapshot)
                 continue
-            if (torn := snapshot._core.torn_tensor()) is not None:  # found by the engine or by us: both know it now
-                self._capturer.torn_names.add(torn)
-            if failed is None:
-                failed = snapshot.error
+            self._capturer.torn.learn(snapshot._core.torn_tensors())  # found by the engine or by us: both know them now
+            if (error := snapshot.error) is not None:
+                self._failures = [*self._failures, Failure(snapshot.step, error)][-_FAILURES_KEPT:]
+                failed = failed or error
         self._in_flight = remaining
         if failed is not None and self._raise_errors:
             raise failed
+
+    def forget_failures(self) -> None:
+        """What has failed so far is not raised by the next save()."""
+        with contextlib.suppress(Error):
+            self._forget_finished()
+
+    @property
+    def failures(self) -> list[Failure]:
+        in_flight = [(snapshot.step, snapshot.error) for snapshot in self._in_flight]
+        return self._failures + [Failure(step, error) for step, error in in_flight if error is not None]
 
     # Fences
 
@@ -171,9 +235,22 @@ class Session:
     # Closing
 
     def close(self, timeout: float | None) -> None:
-        if self.ownership.disowned or self.closed:
+        """The first call does it; others that come meanwhile end with it, and have nothing to report."""
+        if self.ownership.disowned:
             return
-        self._join_in_flight()
+        if threading.current_thread() is self._keeper:
+            if not self._closing.acquire(blocking=False):
+                return  # whoever closes waits for this thread
+        elif not self._closing.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+            raise TimeoutError("another thread is closing this checkpointer, and has not ended yet")
+        try:
+            if not self.closed:
+                self._close(timeout)
+        finally:
+            self._closing.release()
+
+    def _close(self, timeout: float | None) -> None:
+        self._join_in_flight(self._arriving)
         try:
             left = self._wait_in_flight("committed", timeout)
         except TimeoutError:
@@ -189,11 +266,20 @@ class Session:
     def _shut_down(self, timeout: float | None) -> None:
         self.closed = True
         lifecycle.forget(self)
-        if self._remove_hook is not None:
-            self._remove_hook()
+        self._remove_step_hook()
         self.methods.unwrap_all()
         try:
             self.engine.close(timeout)
+        except TimeoutError:
+            raise
+        except Error as error:
+            # A run whose newest step is safe has ended well, whatever became of earlier ones: they are in the log already.
+            newest = self._newest
+            if newest is None or newest._core.progress().level != "committed":
+                raise
+            lost = ", ".join(str(failure.step) for failure in self.failures[-10:])
+            what = f"not checkpointed: step {lost} (see Checkpointer.failures)" if lost else str(error)
+            logger.warning("closed with step %d committed; %s", newest.step, what)
         finally:
             if self._store is not None:
                 self._store.close()
@@ -203,11 +289,23 @@ class Session:
                 self._keeper.join(_JOIN_SECONDS)  # it hangs only with the storage; the process may end without it
             self.drain_log()
 
+    def _remove_step_hook(self) -> None:
+        remove, self._remove_hook = self._remove_hook, None
+        if remove is not None:
+            remove()
+
     def close_quietly(self, timeout: float | None) -> None:
         try:
             self.close(timeout)
         except Exception as error:
             logger.error("closing the checkpointer: %s", error)
+
+    def take_over(self, by: str) -> None:
+        """Close it for another one of this process, made in ``by``."""
+        self.closed_because = (
+            f"this checkpointer of '{self.path}' was taken over (take_over=True) by the one made in {by}; use that one"
+        )
+        self.close_quietly(None)
 
     def check_owner(self) -> None:
         if self.ownership.disowned:
@@ -218,27 +316,31 @@ class Session:
     def check_open(self) -> None:
         self.check_owner()
         if self.closed:
-            raise ClosedError("this checkpointer is closed; make a new one to go on saving")
+            raise ClosedError(self.closed_because)
         self.drain_log()
 
     # The keeper thread
 
     def _wake_keeper(self) -> None:
-        if self._keeper is None:
-            keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
-            try:
-                keeper.start()
-            except RuntimeError as error:  # the process may have no more threads; the next save tries again
-                if not self._warned_of_keeper:
-                    logger.warning(
-                        "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
-                        "save or close only",
-                        error,
-                    )
-                self._warned_of_keeper = True
-                return
-            self._keeper = keeper
+        with self._starting_keeper:
+            if self._keeper is None:
+                self._start_keeper()
         self.mailbox.poke()
+
+    def _start_keeper(self) -> None:
+        keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
+        try:
+            keeper.start()
+        except RuntimeError as error:  # the process may have no more threads; the next save tries again
+            if not self._warned_of_keeper:
+                logger.warning(
+                    "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
+                    "save or close only",
+                    error,
+                )
+            self._warned_of_keeper = True
+            return
+        self._keeper = keeper
 
     def _keep(self) -> None:
         while not self._stopping:
@@ -248,6 +350,7 @@ class Session:
                 self.drain_log()
             except Exception:
                 logger.exception("the keeper thread met an error; it goes on")
+        self.mailbox.poke()  # a signal handler may have had a second one started
 
     def drain_log(self) -> None:
         """The engine's log lines go to Python's logging; objects it no longer reads are dropped, on a Python thread."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from . import boxes
 from .boxes import Box
 from .errors import UsageError
+from .names import an
 
 WORLD = "world"
 
@@ -40,7 +41,7 @@ class Shard:
     def __init__(self, tensor: Any, global_shape: Sequence[int], offset: Sequence[int]) -> None:
         shape = getattr(tensor, "shape", None)
         if shape is None:
-            raise UsageError(f"sw.Shard() is given a {type(tensor).__name__}; it takes a tensor or an array")
+            raise UsageError(f"sw.Shard() is given {an(type(tensor).__name__)}; it takes a tensor or an array")
         self.tensor = tensor
         self.global_shape = _sizes("global_shape", global_shape)
         self.offset = _sizes("offset", offset)
@@ -108,6 +109,7 @@ class Seat:
         self.world = world
         self.on_all = Replicas(WORLD, rank, world)
         self._meshes: Any = None
+        self._layers: Any = None
         self._whole: dict[tuple[tuple[int, ...], Replicas], EngineShard] = {}
 
     def where(self, tensor: Any, name: str, replicated: bool) -> Where:
@@ -117,6 +119,15 @@ class Seat:
 
             self._meshes = Meshes(self.rank, self.world)
         return self._meshes.where(tensor, name, replicated)
+
+    def ddp_layers(self, parameters: Iterable[Any]) -> list[Any]:
+        """DistributedDataParallel layers over all ranks, anywhere in this process, that may hold these parameters."""
+        if self._layers is None:
+            from .adapters.torch_ranks import LiveLayers
+
+            self._layers = LiveLayers(self.world)
+        found: list[Any] = self._layers.find(parameters)
+        return found
 
     def whole(self, shape: Sequence[int]) -> EngineShard:
         """A tensor that all ranks hold."""

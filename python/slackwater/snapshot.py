@@ -56,7 +56,7 @@ class Snapshot:
         arrived: list[_core.Snapshot],
         capture: Capture,
         ownership: Ownership,
-        on_torn: Callable[[str], None],
+        on_torn: Callable[[list[str]], None],
         flatten_seconds: float,
     ) -> None:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
@@ -165,21 +165,21 @@ class Snapshot:
             torn = self._changed(capture)
             if self._capture is None:  # settled meanwhile, by this very thread
                 return
-            if torn is not None:
+            if torn:
                 self._on_torn(torn)
             self._core.seal(torn)
             self._capture = None
 
     @staticmethod
-    def _changed(capture: Capture) -> str | None:
+    def _changed(capture: Capture) -> list[str]:
         if not capture.lazy:
-            return None
+            return []
         now = torch_adapter().versions(capture.lazy)
         if now == capture.versions:
-            return None
-        return next(
+            return []
+        return [
             name for name, before, after in zip(capture.names, capture.versions, now, strict=True) if before != after
-        )
+        ]
 
     def _check_owner(self) -> None:
         if self._ownership.disowned:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .errors import UsageError
+from .names import an
 
 Pair = tuple[int, int]
 
@@ -45,7 +46,7 @@ def stream_pairs(streams: Iterable[Any]) -> list[Pair]:
     try:
         given = list(streams)
     except TypeError:
-        raise UsageError(f"a {type(streams).__name__} is no list of streams; put it into one") from None
+        raise UsageError(f"{an(type(streams).__name__)} is no list of streams; put it into one") from None
     return [_pair(stream) for stream in given]
 
 

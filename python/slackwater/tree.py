@@ -7,15 +7,17 @@ import logging
 import operator
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import _core, codec, names
+from . import _core, codec, loaders, names, parameters
 from .adapters import arrays
-from .codec import Node
-from .errors import UsageError
+from .codec import Node, describe_type
+from .errors import UnsupportedError, UsageError
 from .memory import AT_ONCE_BYTES, EARLY_COPY_ALIGNMENT, HOST, SMALL_BYTES, Memory
+from .rng import Rng, is_generator
 from .sharding import EngineShard, Replicated, Replicas, Seat, Shard, shards_in
+from .torn import Torn
 
 logger = logging.getLogger("slackwater")
 
@@ -39,6 +41,10 @@ class Table(NamedTuple):
     keys: Hashable
     names: list[str]
     node: codec.Rendered
+    places: parameters.Places = ()  # of parameters whose shapes are in the node
+    shapes: Sequence[Any] = ()
+    by_memory: parameters.Places = ()  # of parameters that no module holds
+    memory_names: Sequence[str | None] = ()  # and what they are called after
 
 
 _TABLE_KEYS = frozenset({str, int})  # of these types exactly: equal keys then are the same keys
@@ -70,24 +76,39 @@ class Flattener(codec.Encoder):
         self.array_volatile: list[bool] = []
         self.array_shards: dict[int, EngineShard] = {}
         self.user_seconds = 0.0  # spent in state_dict() of the caller's objects
+        self.objects: list[str] = []  # names of those that keep a state of their own, outer ones first
         self._torch = torch_adapter()
         self._plain_tensors: frozenset[type] = self._torch.PLAIN_TYPES if self._torch else frozenset()
         self._stands_still = False  # below an optimizer's state
         self._replicated = False  # below sw.Replicated
+        self.replicated: list[codec.Marked] = []  # what is in each sw.Replicated, if other ranks have it too
         self._modules: list[tuple[Any, range]] = []  # with hooks: and the tensors their state_dict() gave
         self._optimizers: list[Any] = []
+        self._named: list[tuple[str, Sequence[str] | None, Any]] = []  # modules: name, keys and tensors; or the module
+        self._holders: list[tuple[Any, str, dict[str, Any]]] = []  # optimizers: name and node
+        self._random: list[tuple[Node, Rng, str, bool]] = []  # taken last; and whether below sw.Replicated
+        self._of_objects: list[slice] = []  # torch tensors that stand below modules and other objects
+        self._open_objects = 0  # that are being walked
+        self._loose: tuple[list[str], list[Any]] | None = None  # all others
+        self._loose_dtensors: list[tuple[str, Any]] = []  # of these; this rank may hold several boxes, or nothing
+        self._addresses: dict[str, int] | None = None  # of tensors that may name parameters
 
     def flatten(self, state: Any) -> Node:
         if not isinstance(state, Mapping):
             raise UsageError(
-                f"the state is a {type(state).__name__}; give a dict such as {{'model': model, 'optim': optim}}"
+                f"the state is {names.an(type(state).__name__)}; give a dict such as {{'model': model, 'optim': optim}}"
             )
+        if not state and self._known is not None and self._seat.world == 1:
+            raise UsageError("the state is empty; give a dict such as {'model': model, 'optim': optim}")
         try:
             node = self.mapping(state, "")
+            self.take_random_states()
         except RecursionError:
             raise UsageError(
                 "the state is nested too deeply; flatten what is deeper than a few hundred levels"
             ) from None
+        if self._holders:
+            self._name_parameters()
         if self._torch is not None and (self._seat.world > 1 or self._torch.is_distributed()):
             self._find_replicas()
         return node
@@ -172,16 +193,39 @@ class Flattener(codec.Encoder):
         if torch is not None:
             if isinstance(value, torch.Tensor):
                 return self._tensor(value, name, self._stands_still)
+            if torch.is_zero_optimizer(value):
+                raise UnsupportedError(
+                    f"'{name}' is a ZeroRedundancyOptimizer, whose state lies in parts on the ranks, in a form of its "
+                    "own that cannot be saved; use FSDP2 (fully_shard), or DistributedDataParallel with a torch optimizer"
+                )
             if isinstance(value, torch.Module):
                 return self._module(value, name)
-            if isinstance(value, torch.Optimizer) and torch.is_plain_optimizer(value):
-                return self._optimizer(value, name)
+            if torch.is_loader_without_state(value):
+                raise UnsupportedError(
+                    f"'{name}' is {names.an(describe_type(value))}, which has no state; "
+                    "use torchdata's StatefulDataLoader (docs/guide/data-loaders.md)"
+                )
+            optimizer = torch.inner_optimizer(value)
+            if isinstance(optimizer, torch.Optimizer):
+                if torch.is_plain_optimizer(optimizer):
+                    return self._optimizer(optimizer, name)
+                self._optimizers.append(optimizer)
+                value = optimizer  # restore() takes its class and its load_state_dict(), not those of a wrapper
         if arrays.is_array(value):
             return self._array(arrays.memory_of(value, name), name)
         if isinstance(value, type):
             return super().other(value, name)
+        if isinstance(value, Rng):
+            return self._random_states(value, name)
+        if is_generator(value) and not self._allow_pickle:
+            key = name.rpartition(".")[2]
+            keyword = key if key.isidentifier() else "shuffle"
+            raise UnsupportedError(
+                f"'{name}' is {names.an(describe_type(value))}; random states come back last, so put it into sw.Rng: "
+                f"{{'rng': sw.Rng({keyword}=generator)}}"
+            )
         if callable(getattr(value, "state_dict", None)):
-            return self._object(value, name, self._state_dict(value))
+            return self._object(value, name, self._state_dict(value, name))
         np = sys.modules.get("numpy")
         if arrays.is_dlpack(value) and not (np is not None and isinstance(value, np.generic)):
             if arrays.is_on_cuda(value):
@@ -216,6 +260,8 @@ class Flattener(codec.Encoder):
     def _dtensor(self, tensor: Any, name: str, stands_still: bool, volatile: bool) -> Node:
         where = self._seat.where(tensor, name, self._replicated)
         local = tensor._local_tensor
+        if not self._open_objects:
+            self._loose_dtensors.append((name, tensor))
         if self._seat.world == 1 and self._torch.is_wrapper(local):
             return self._tensor(local, name, stands_still, volatile)
         for box, part in self._torch.parts(local, where.boxes, name):
@@ -239,7 +285,8 @@ class Flattener(codec.Encoder):
                 nodes.append(self._plain_tensor(value, name, self._stands_still, False))
             else:
                 raise UsageError(
-                    f"'{name}' is a box of a {class_name(value)}; sw.Shard takes tensors of torch and arrays of NumPy"
+                    f"'{name}' is a box of {names.an(class_name(value))}; "
+                    "sw.Shard takes tensors of torch and arrays of NumPy"
                 )
         return nodes[0]
 
@@ -251,25 +298,55 @@ class Flattener(codec.Encoder):
 
     # Objects
 
-    def _state_dict(self, value: Any) -> Any:
+    def _state_dict(self, value: Any, name: str) -> Any:
         start = time.perf_counter()
-        state = value.state_dict()
+        state = loaders.state_of(value, name)
         self.user_seconds += time.perf_counter() - start
         return state
 
+    def _random_states(self, rng: Rng, name: str) -> Node:
+        """A place for them in the tree. A state_dict() that comes later may still draw: that of a data loader which has
+        not begun makes its iterator."""
+        node: dict[str, Any] = {"$": "object", "of": "object", "class": class_name(rng), "v": {}}
+        self._random.append((node, rng, name, self._replicated))
+        return node
+
+    def take_random_states(self) -> None:
+        for node, rng, name, replicated in self._random:
+            first_tensor, first_array = len(self.torch_names), len(self.array_names)
+            node["v"] = self.encode(self._state_dict(rng, name), name)
+            self._of_objects.append(slice(first_tensor, len(self.torch_names)))
+            if replicated:
+                self._on_all_ranks(first_tensor, first_array)
+
     def _object(self, value: Any, name: str, state: Any, of: str = "object") -> Node:
-        return {"$": "object", "of": of, "class": class_name(value), "v": self.encode(state, name)}
+        self.objects.append(name)
+        first = len(self.torch_names)
+        self._open_objects += 1
+        node = {"$": "object", "of": of, "class": class_name(value), "v": self.encode(state, name)}
+        self._open_objects -= 1
+        self._of_objects.append(slice(first, len(self.torch_names)))
+        if self._torch is not None and parameters.holds_parameters(value):
+            self._holders.append((value, name, node))
+        return node
 
     def _replicated_value(self, value: Replicated, name: str) -> Node:
         outer, first_tensor, first_array = self._replicated, len(self.torch_names), len(self.array_names)
         self._replicated = True
         node = self.encode(value.value, name)
         self._replicated = outer
+        self._on_all_ranks(first_tensor, first_array)
+        if self._known is None or self._seat.world == 1 or self.is_tensor(value.value):
+            return node
+        self.replicated.append(codec.Marked(name, node))
+        return self.replicated[-1]
+
+    def _on_all_ranks(self, first_tensor: int, first_array: int) -> None:
+        """What was found from there on is the same on all of them."""
         for index in range(first_tensor, len(self.torch_names)):
             self.torch_shards.setdefault(index, self._seat.whole(self.torch_tensors[index].shape))
         for index in range(first_array, len(self.array_names)):
             self.array_shards.setdefault(index, self._seat.whole(self.array_memories[index].shape))
-        return node
 
     def _find_replicas(self) -> None:
         """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers; and buffers
@@ -280,6 +357,8 @@ class Flattener(codec.Encoder):
         for module, given in self._modules:
             replicated |= self._ids_of(torch.ddp_parameters(module, world), given)
             of_first_rank |= self._ids_of(torch.ddp_buffers(module, world), given)
+        if world > 1:
+            self._find_inner_replicas(replicated, of_first_rank)
         for optimizer in self._optimizers:
             replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
         if replicated:
@@ -289,6 +368,26 @@ class Flattener(codec.Encoder):
         if of_first_rank:
             found = [index for index, tensor in enumerate(self.torch_tensors) if id(tensor) in of_first_rank]
             self._hand_over_once([index for index in found if index not in self.torch_shards])
+
+    def _find_inner_replicas(self, replicated: set[int], of_first_rank: set[int]) -> None:
+        """What lives below a DDP layer that is not in the state itself: ``model.module``, or only its optimizer."""
+        torch, world = self._torch, self._seat.world
+        unknown = [
+            parameter
+            for parameters in (
+                *(module.parameters() for module, _ in self._modules),
+                *(group["params"] for optimizer in self._optimizers for group in optimizer.param_groups),
+            )
+            for parameter in parameters
+            if id(parameter) not in replicated and not torch.is_dtensor(parameter)
+        ]
+        if not unknown:
+            return
+        for layer in self._seat.ddp_layers(unknown):
+            parameters, buffers = list(torch.ddp_parameters(layer, world)), list(torch.ddp_buffers(layer, world))
+            for given in (range(0), *(given for _, given in self._modules if given)):
+                replicated |= self._ids_of(parameters, given)
+                of_first_rank |= self._ids_of(buffers, given)
 
     def _ids_of(self, tensors: Iterable[Any], given: range) -> set[int]:
         """Of these, and of what a state_dict() has given for them: it hands out detached tensors of the same memory."""
@@ -320,6 +419,9 @@ class Flattener(codec.Encoder):
         if not torch.is_plain_module(module):
             return self._hooked_module(module, name)
         self._modules.append((module, range(0)))
+        self.objects.append(name)
+        first = len(self.torch_names)
+        self._open_objects += 1
         keys, tensors, buffers = torch.module_tensors(module)
 
         def encode() -> Node:
@@ -330,14 +432,19 @@ class Flattener(codec.Encoder):
 
         plain = self._known is not None and set(map(type, tensors)) <= self._plain_tensors
         nodes = self._table(name, (tuple(keys), tuple(buffers)), tensors, buffers, encode) if plain else encode()
+        known: Any = self.tables[name].keys if plain else (keys,)  # the same object as before, if nothing has changed
+        self._open_objects -= 1
+        self._named.append((name, known[0], tensors))
+        self._of_objects.append(slice(first, len(self.torch_names)))
         return {"$": "object", "of": "module", "class": class_name(module), "v": nodes}
 
     def _hooked_module(self, module: Any, name: str) -> Node:
-        state = self._state_dict(module)
+        state = self._state_dict(module, name)
         keys = names.strip_wrappers(list(state)) if all(type(key) is str for key in state) else list(state)
         first = len(self.torch_tensors)
         node = self._object(module, name, dict(zip(keys, state.values(), strict=True)), "module")
         self._modules.append((module, range(first, len(self.torch_tensors))))
+        self._named.append((name, None, module))
         # state_dict() hands out detached tensors: buffers are known by their memory.
         buffers = self._torch.storages(module.buffers())
         for index, storage in enumerate(self._torch.storages(self.torch_tensors[first:]) if buffers else (), first):
@@ -347,7 +454,10 @@ class Flattener(codec.Encoder):
 
     def _optimizer(self, optimizer: Any, name: str) -> Node:
         self._optimizers.append(optimizer)
+        self.objects.append(name)
         state, groups = self._torch.optimizer_state(optimizer)
+        start = len(self.torch_names)
+        self._open_objects += 1
         outer = self._stands_still
         self._stands_still = True
         state_node = self.encode(state, names.join(name, "state"))
@@ -356,12 +466,107 @@ class Flattener(codec.Encoder):
         groups_node = self.encode(groups, names.join(name, "param_groups"))
         # A learning rate kept in a tensor is changed by schedulers, with no optimizer step in between.
         self.torch_volatile[first:] = [True] * (len(self.torch_tensors) - first)
-        return {
+        node = {
             "$": "object",
             "of": "optimizer",
             "class": class_name(optimizer),
             "v": {"state": state_node, "param_groups": groups_node},
         }
+        self._open_objects -= 1
+        self._of_objects.append(slice(start, len(self.torch_names)))
+        self._holders.append((optimizer, name, node))
+        return node
+
+    def _is_stored(self, tensor: Any) -> bool:
+        """Whether the checkpoint has it under its own name, with its own shape."""
+        return type(tensor) in self._plain_tensors or (
+            self._torch.is_dtensor(tensor) and not self._torch.is_wrapper(tensor._local_tensor)
+        )
+
+    def _name_parameters(self) -> None:
+        """Optimizers get the names of their parameters, which the same state holds, before or after them: in modules,
+        or as other tensors in the same memory."""
+        found = [
+            (name, *self._torch.module_parameters(tensors)) if keys is None else (name, keys, tensors)
+            for name, keys, tensors in self._named
+        ]
+        modules = parameters.module_identity(found)
+        names_by_id: dict[int, tuple[str, ...]] | None = None
+        memories: dict[Any, tuple[str, ...]] | None = None
+        stored: set[int] = set()
+        for optimizer, name, node in self._holders:
+            identity = parameters.identity(optimizer, modules)
+            key = f"{name}\0parameters"  # no tensor has such a name
+            table = self._known.get(key) if self._known is not None else None
+            if (
+                table is None
+                or table.keys != identity
+                or table.shapes != parameters.shapes_at(optimizer, table.places)
+                or (table.by_memory and not self._names_hold(optimizer, table, found))
+            ):
+                if names_by_id is None:
+                    names_by_id = parameters.names_by_id(found)
+                    plain = [tensors for _, keys, tensors in self._named if keys is not None]
+                    stored = {id(tensor) for tensors in plain for tensor in tensors if self._is_stored(tensor)}
+                places = parameters.without_tensor(optimizer, stored)
+                shapes = parameters.shapes_at(optimizer, places)
+                unnamed = parameters.without_name(optimizer, names_by_id)
+                known: parameters.Names = names_by_id
+                if unnamed:
+                    if memories is None:
+                        memories = self._memories(found)
+                    key_of = self._torch.memory_key
+                    known = {**known, **parameters.names_by_memory(optimizer, known, memories, key_of)}
+                described = parameters.describe(optimizer, known, places)
+                node["parameters"] = described
+                self.tables[key] = Table(
+                    identity,
+                    [],
+                    codec.Rendered(described),
+                    places,
+                    shapes,
+                    unnamed,
+                    [described["names"][group][index] for group, index in unnamed],
+                )
+            else:
+                self.tables[key] = table
+                node["parameters"] = table.node
+
+    def _loose_tensors(self) -> tuple[list[str], list[Any]]:
+        """Names and tensors that stand in the state by themselves, as in a state_dict()."""
+        if self._loose is None:
+            inside = bytearray(len(self.torch_names))
+            for part in self._of_objects:
+                inside[part] = b"\1" * (part.stop - part.start)
+            outside = list(map(operator.not_, inside))
+            self._loose = (
+                list(itertools.compress(self.torch_names, outside)),
+                list(itertools.compress(self.torch_tensors, outside)),
+            )
+        return self._loose
+
+    def _memories(self, found: list[parameters.NamedTensors]) -> dict[Any, tuple[str, ...]]:
+        loose = zip(*self._loose_tensors(), strict=True)
+        named = [*parameters.named_tensors(found), *loose, *self._loose_dtensors]
+        return parameters.by_memory(named, self._torch.memory_key)
+
+    def _names_hold(self, optimizer: Any, table: Table, found: list[parameters.NamedTensors]) -> bool:
+        """Whether parameters that are named by their memory, at an earlier save, are called the same today."""
+        if self._addresses is None:
+            own, tensors = self._loose_tensors()
+            self._addresses = dict(zip(own, self._torch.addresses(tensors), strict=True))
+            for name, tensor in self._loose_dtensors:
+                self._addresses[name] = self._torch.addresses([tensor])[0]
+            for name, tensor in parameters.named_tensors(found):
+                self._addresses.setdefault(name, self._torch.addresses([tensor])[0])
+        groups = optimizer.param_groups
+        addresses = self._torch.addresses([groups[group]["params"][index] for group, index in table.by_memory])
+        known = self._addresses
+        others = set(known.values()) if None in table.memory_names else set()
+        return all(
+            address not in others if name is None else known.get(name) == address
+            for name, address in zip(table.memory_names, addresses, strict=True)
+        )
 
 
 def _room(size_bytes: int) -> int:
@@ -379,6 +584,8 @@ class Capture:
         "lazy",
         "lent",
         "names",
+        "optimizers",
+        "replicated",
         "structure",
         "tree",
         "user_seconds",
@@ -391,9 +598,11 @@ class Capture:
         self.devices: list[int] = []  # CUDA devices that hold tensors of it
         self.lent: list[int] = []  # of those, where arrays are lent through DLPack
         self.tree = b""
+        self.replicated: dict[str, str] = {}  # parts of the tree that must be the same on all ranks
         self.held: list[Any] = []
         self.has_torch = False
         self.names: list[str] = []
+        self.optimizers: list[Any] = []  # of torch, found in it
         self.lazy: list[Any] = []  # torch tensors whose _version is to be compared
         self.versions: list[int] = []
         self.user_seconds = 0.0
@@ -408,7 +617,7 @@ class Capturer:
         self._key: tuple[Any, ...] | None = None
         self._structure: _core.Structure | None = None
         self._tables: dict[str, Table] = {}
-        self.torn_names: set[str] = set()  # captured at once from now on; the engine keeps the same set
+        self.torn = Torn()
 
     def capture(self, state: Any, compute: bool = True) -> Capture:
         """With ``compute``, tensors on a device may be packed there, on the current stream."""
@@ -417,10 +626,13 @@ class Capturer:
         self._tables = flat.tables
         result = Capture()
         result.user_seconds = flat.user_seconds
+        result.optimizers = flat._optimizers
         result.tree = codec.dump_tree(node)
+        result.replicated = {marked.name: marked.text for marked in flat.replicated}
         volatile: list[bool] = []
-        if self.torn_names:
-            torn = [name in self.torn_names for name in flat.array_names]
+        self.torn.look_at(flat.objects)
+        if self.torn:
+            torn = self.torn.flags(flat.array_names, flat.array_volatile)
             flat.array_volatile = list(map(operator.or_, flat.array_volatile, torn))
         dtypes: list[Any] = []
         shapes: list[Any] = []
@@ -470,9 +682,10 @@ class Capturer:
         Whatever was torn before is, at any price; other volatile tensors as long as the engine has room for them beside
         the arrays, which have no version.
         """
-        if not self.torn_names and not any(flat.torch_volatile):
+        if not self.torn and not any(flat.torch_volatile):
             return flat.torch_volatile
-        flags = [name in self.torn_names for name in flat.torch_names]
+        names = flat.torch_names
+        flags = self.torn.flags(names, flat.torch_volatile) if self.torn else [False] * len(names)
         certain = [memory.size_bytes for memory in itertools.compress(flat.array_memories, flat.array_volatile)]
         certain += [tensor.numel() * tensor.itemsize for tensor in itertools.compress(flat.torch_tensors, flags)]
         room = AT_ONCE_BYTES
@@ -483,6 +696,8 @@ class Capturer:
             if not flags[index] and (size := _room(tensor.numel() * tensor.itemsize)) <= room:
                 room -= size
                 flags[index] = True
+        late = [names[i] for i in itertools.compress(range(len(flags)), flat.torch_volatile) if not flags[i]]
+        self.torn.left_for_later(late)
         return flags
 
     @staticmethod

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _core
 from ..errors import UnsupportedError
 from ..memory import HOST, SIZES, Memory, unknown_dtype
+from ..names import an
 
 _HOST_DLPACK_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -39,7 +40,7 @@ def cuda_memory(value: Any, name: str) -> Memory:
         lent = _core.DlpackMemory(_export(value))
     except Exception as error:
         raise UnsupportedError(
-            f"'{name}' is a {type(value).__name__} whose DLPack memory cannot be shared: {error}"
+            f"'{name}' is {an(type(value).__name__)} whose DLPack memory cannot be shared: {error}"
         ) from error
     if lent.dtype not in SIZES:
         raise unknown_dtype(lent.dtype, name)
@@ -62,7 +63,7 @@ def to_array(value: Any, name: str) -> Any:
     device = int(value.__dlpack_device__()[0])
     if device not in _HOST_DLPACK_DEVICES:
         raise UnsupportedError(
-            f"'{name}' is a {type(value).__name__} on DLPack device {device}; "
+            f"'{name}' is {an(type(value).__name__)} on DLPack device {device}; "
             "only memory of the host and of CUDA devices is supported, copy it there first"
         )
     errors = []
@@ -74,7 +75,7 @@ def to_array(value: Any, name: str) -> Any:
         except Exception as error:
             errors.append(f"{library}: {error}")
     raise UnsupportedError(
-        f"'{name}' is a {type(value).__name__} whose DLPack memory cannot be shared ({'; '.join(errors)})"
+        f"'{name}' is {an(type(value).__name__)} whose DLPack memory cannot be shared ({'; '.join(errors)})"
     )
 
 

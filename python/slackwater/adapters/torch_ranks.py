@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -148,6 +150,33 @@ def ddp_buffers(module: Module, world: int) -> Iterator[Tensor]:
     for layer in _ddp_layers(module, world):
         if layer.broadcast_buffers and not hasattr(layer, "buffer_hook"):
             yield from _heeded(layer, layer.module.named_buffers())
+
+
+class LiveLayers:
+    """DistributedDataParallel layers of this process, wherever they are: a state may hold the module inside one, or an
+    optimizer of its parameters, without the layer itself.
+
+    Python's garbage collector knows them. It is asked again only for parameters that were not seen before.
+    """
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._layers: list[weakref.ref[Any]] = []
+        self._seen: dict[int, weakref.ref[Tensor]] = {}
+
+    def find(self, parameters: Iterable[Tensor]) -> list[Any]:
+        """The layers, looked for again if one of these parameters is new."""
+        known = self._seen.get
+        new = [p for p in parameters if (seen := known(id(p))) is None or seen() is not p]
+        if new:
+            self._seen.update({id(parameter): weakref.ref(parameter) for parameter in new})
+            self._layers = [
+                weakref.ref(found)
+                for found in gc.get_objects()
+                if issubclass(type(found), DistributedDataParallel) and "process_group" in found.__dict__
+            ]
+        alive = (layer() for layer in self._layers)
+        return [layer for layer in alive if layer is not None and layer.process_group.size() == self._world]
 
 
 def _ddp_layers(module: Module, world: int) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..boxes import Box
 from ..errors import UnsupportedError
 from ..memory import SIZES, Memory, unknown_dtype
-from .torch_ranks import ddp_buffers, ddp_parameters, dtensor_like, is_distributed, is_dtensor, replicated_state
+from ..names import an
+from .torch_ranks import (
+    ddp_buffers,
+    ddp_parameters,
+    dtensor_like,
+    is_distributed,
+    is_dtensor,
+    replicated_state,
+)
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -93,7 +102,7 @@ def capture(
         for t, source, name, address in zip(held, tensors, tensor_names, addresses, strict=True):
             if address == 0 and t.numel() > 0:
                 raise UnsupportedError(
-                    f"'{name}' is a {type(source).__qualname__}, which gives no address of its data; "
+                    f"'{name}' is {an(type(source).__qualname__)}, which gives no address of its data; "
                     "save an ordinary tensor instead"
                 )
     return held, dtypes, shapes, strides, [t.get_device() for t in held], addresses
@@ -155,6 +164,37 @@ def _is_scattered(tensor: Tensor) -> bool:
 def storages(tensors: Iterable[Tensor]) -> list[int]:
     """What tells apart the memory of each; 0 where there is none."""
     return [0 if is_wrapper(t) else t.untyped_storage().data_ptr() for t in tensors]
+
+
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Of the bytes of each on this rank; 0 where there are none, or they cannot be told."""
+    return [0 if memory is None else _address(memory) for memory in map(_own_memory, tensors)]
+
+
+def memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
+    """Equal for two tensors if they are the same memory, seen in the same way: a parameter, and detach() of it."""
+    memory = _own_memory(tensor)
+    if memory is None or memory.layout is not torch.strided:
+        return None
+    empty = memory.numel() == 0
+    address = memory.untyped_storage()._cdata if empty else _address(memory)
+    if address == 0:
+        return None
+    return address, empty, memory.device, memory.dtype, tuple(memory.shape), memory.stride()
+
+
+def _own_memory(tensor: Tensor) -> Tensor | None:
+    if type(tensor) in PLAIN_TYPES:
+        return tensor
+    local = tensor._local_tensor if is_dtensor(tensor) else tensor
+    return None if is_wrapper(local) else local
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of layouts and kinds that have none
+        return 0
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -283,6 +323,24 @@ def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
             yield from _walk(child, f"{prefix}{key}.")
 
 
+def module_parameters(module: Module) -> tuple[list[str], list[Tensor]]:
+    """Of any module, tied ones under each of their names."""
+    if isinstance(module, torch.jit.ScriptModule):
+        found = list(module.named_parameters(remove_duplicate=False))
+        return [key for key, _ in found], [parameter for _, parameter in found]
+    keys: list[str] = []
+    tensors: list[Tensor] = []
+    layers = [("", module)]
+    while layers:
+        prefix, layer = layers.pop()
+        for key, parameter in layer._parameters.items():
+            if parameter is not None:
+                keys.append(prefix + key)
+                tensors.append(parameter)
+        layers += [(f"{prefix}{key}.", child) for key, child in reversed(layer._modules.items()) if child is not None]
+    return keys, tensors
+
+
 # Optimizers
 
 
@@ -302,14 +360,54 @@ def is_plain_optimizer(optimizer: Optimizer) -> bool:
     )
 
 
+def is_zero_optimizer(value: Any) -> bool:
+    """By name: its module imports torch.distributed."""
+    kinds = type(value).__mro__ if isinstance(value, Optimizer) else ()
+    return any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in kinds)
+
+
+def is_loader_without_state(value: Any) -> bool:
+    return isinstance(value, torch.utils.data.DataLoader) and not hasattr(value, "state_dict")
+
+
+_WRAPPERS: dict[type, str | None] = {}  # where an object of that class keeps the optimizer that it stands for
+_INNER_NAMES = ("optimizer", "_optimizer")
+
+
+def inner_optimizer(value: Any) -> Any:
+    """The optimizer inside a wrapper that adds nothing to its state (Accelerate's AcceleratedOptimizer); else ``value``.
+
+    A wrapper has the same groups and hands out the same state_dict(): one that keeps a loss scale there is none.
+    """
+    kind = type(value)
+    if kind not in _WRAPPERS:
+        found = None
+        for name in _INNER_NAMES:
+            inner = value.__dict__.get(name) if hasattr(value, "__dict__") else None
+            if isinstance(inner, Optimizer) and inner is not value and _stands_for(value, inner):
+                found = name
+        if len(_WRAPPERS) < 10_000:
+            _WRAPPERS[kind] = found
+    name = _WRAPPERS.get(kind)
+    inner = None if name is None else value.__dict__.get(name)
+    return inner_optimizer(inner) if isinstance(inner, Optimizer) else value
+
+
+def _stands_for(wrapper: Any, inner: Optimizer) -> bool:
+    if getattr(wrapper, "param_groups", None) is not inner.param_groups or not hasattr(wrapper, "state_dict"):
+        return False
+    given = wrapper.state_dict()
+    return isinstance(given, dict) and given.keys() == inner.state_dict().keys()
+
+
 def parameter_numbers(optimizer: Optimizer) -> tuple[dict[int, int], list[list[int]]]:
     """id(parameter) -> number, and the numbers of each group: as Optimizer.state_dict() counts them."""
     numbers: dict[int, int] = {}
     groups = []
     start = 0
     for group in optimizer.param_groups:
-        for offset, parameter in enumerate(group["params"]):
-            numbers.setdefault(id(parameter), start + offset)
+        # One that stands twice in a group has its last number there; one of an earlier group keeps it.
+        numbers.update({id(p): number for number, p in enumerate(group["params"], start) if id(p) not in numbers})
         groups.append([numbers[id(parameter)] for parameter in group["params"]])
         start += len(group["params"])
     return numbers, groups
@@ -325,6 +423,31 @@ def optimizer_state(optimizer: Optimizer) -> tuple[dict[Any, Any], list[dict[str
         entry["params"] = parameters
         packed.append(entry)
     return state, packed
+
+
+# Of torch.optim: state that has the shape of its parameter, whatever the options.
+_SHAPED_LIKE_PARAMETERS = frozenset(
+    {"acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "prev"}
+    | {"square_avg", "sum"}
+)
+
+
+def has_shape_of_parameter(class_path: str, key: Any) -> bool:
+    return class_path.startswith("torch.optim.") and key in _SHAPED_LIKE_PARAMETERS
+
+
+def is_of_all_parameters(optimizer: Optimizer) -> bool:
+    """Whether its state is that of all parameters together, in their order."""
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def is_kin(saved: str, kind: type) -> bool:
+    """Whether the class of that path is loaded, and one of the two derives from the other: Adam and AdamW."""
+    module, _, name = saved.rpartition(".")
+    other = getattr(sys.modules.get(module), name, None)
+    if not isinstance(other, type) or Optimizer in (other, kind):
+        return False
+    return issubclass(kind, other) or issubclass(other, kind) or {kind, other} == {torch.optim.Adam, torch.optim.AdamW}
 
 
 def state_device(group: dict[str, Any], key: str, parameter: Tensor) -> Any:

@@ -1,0 +1,89 @@
+"""The last step of a run that ends well, if ``every`` skipped it (``save_last=True``).
+
+The state can be saved at the end, under the number of the last ``save()``, if it has not changed since. Whether it has
+must be certain: a step with weights, a loader or random numbers of later would be resumed wrongly, and in silence. So each skipped ``save()`` looks at the state as a real one would, but copies nothing
+large, and the end looks again. What cannot be compared counts as changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from . import codec
+from .adapters import arrays
+from .memory import HOST
+from .sharding import Seat
+from .tree import Flattener, torch_adapter
+
+_COMPARED_BYTES = 1 << 20  # of one tensor that is not the same object as before; and of an array
+
+
+class LookedAt:
+    """A state as it was at one moment. Holds its tensors, so that no other can come to lie where they are."""
+
+    def __init__(self, state: Any, allow_pickle: bool, optimizer_steps: int) -> None:
+        flat = Flattener(allow_pickle, None, Seat())
+        self._tree = codec.dump_tree(flat.flatten(state))
+        self._optimizer_steps = optimizer_steps
+        self._thread = threading.get_ident()
+        self.has_torch = bool(flat.torch_tensors)
+        self._names = flat.torch_names
+        self._tensors = flat.torch_tensors
+        self._places = [_place(tensor) for tensor in flat.torch_tensors]
+        self._array_names = flat.array_names
+        self._arrays = [_bytes_of(memory.owner, memory) for memory in flat.array_memories]
+
+    def changed(self, now: LookedAt) -> str | None:
+        """What is not certainly the same any more, in words; None if all is."""
+        if self._thread != now._thread:
+            return "another thread has taken over, and may not look at the state"
+        if self._optimizer_steps != now._optimizer_steps:
+            return "an optimizer has made a step"
+        if self._names != now._names or self._array_names != now._array_names or self._tree != now._tree:
+            return "plain values, or the state of an object or of random numbers, have changed"
+        for name, one, other, was, place in zip(
+            self._names, self._tensors, now._tensors, self._places, now._places, strict=True
+        ):
+            if was != place and not _same_bytes(one, other):
+                return f"tensor '{name}' has changed, or cannot be compared"
+        for name, kept, found in zip(self._array_names, self._arrays, now._arrays, strict=True):
+            if kept is None or kept != found:
+                return f"array '{name}' has changed, or is too large to be compared"
+        return None
+
+
+class Skipped(NamedTuple):
+    """A step that ``every`` left out."""
+
+    step: int
+    state: Mapping[Any, Any]
+    texts: dict[str, str]
+    metrics: dict[str, float]
+    looked_at: LookedAt
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    version = torch_adapter().versions([tensor])[0]
+    unknown = version < 0  # tensors of inference mode count nothing
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), object() if unknown else version
+
+
+def _same_bytes(one: Any, other: Any) -> bool:
+    """Of tensors that were made anew, as state_dict() may: the random state of torch is one."""
+    if one.data_ptr() == other.data_ptr() or one.dtype != other.dtype or one.shape != other.shape:
+        return one.numel() == 0 and one.dtype == other.dtype and one.shape == other.shape
+    if one.device.type != "cpu" or other.device.type != "cpu" or one.numel() * one.itemsize > _COMPARED_BYTES:
+        return False
+    import torch
+
+    same: bool = torch.equal(*(part.detach().contiguous().reshape(-1).view(torch.uint8) for part in (one, other)))
+    return same
+
+
+def _bytes_of(owner: Any, memory: Any) -> bytes | None:
+    if memory.device != HOST or memory.size_bytes > _COMPARED_BYTES or not arrays.is_array(owner):
+        return None
+    taken: bytes = owner.tobytes()
+    return taken

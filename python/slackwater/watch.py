@@ -1,0 +1,89 @@
+"""What looks wrong from save to save, and is said once: progress that never changes, saves amid gradient accumulation.
+
+A warning that is wrong teaches people to overlook the next one. So only names that mean progress are looked at, and
+never "epoch", which may stay the same for a whole run; and saves without an optimizer step in between count only if
+gradients are there, and if there are more of them than a GradScaler skips in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+logger = logging.getLogger("slackwater")
+
+_SAVES = 50  # of the same value
+_AMID = 16  # saves with gradients and without a step
+
+_PROGRESS = (
+    "step",
+    "global_step",
+    "current_step",
+    "step_num",
+    "iter",
+    "iteration",
+    "iter_num",
+    "global_iteration",
+    "num_updates",
+    "tokens_seen",
+    "samples_seen",
+    "consumed_tokens",
+    "consumed_samples",
+)
+
+
+class Watch:
+    """Of one checkpointer; of its saving thread."""
+
+    def __init__(self) -> None:
+        self._saves = 0
+        self._first: dict[str, int] | None = {}  # values at the first save that have not changed; None: no more looking
+        self._steps_seen = 0  # optimizer steps at the last save
+        self._amid: int | None = 0  # saves amid accumulation; None: said
+
+    def look(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
+        self._saves += 1
+        self._look_at_progress(state)
+        self._look_at_gradients(step, optimizers, optimizer_steps)
+
+    def _look_at_progress(self, state: Mapping[Any, Any]) -> None:
+        if self._first is None:
+            return
+        if self._saves == 1:
+            self._first = {name: state[name] for name in _PROGRESS if type(state.get(name)) is int}
+            return
+        self._first = {name: value for name, value in self._first.items() if state.get(name) == value}
+        if self._saves < _SAVES and self._first:
+            return
+        for name, value in self._first.items():
+            logger.warning(
+                "state['%s'] is still %d after %d saves: the state holds the number it was given, and does not follow "
+                "your variable; set state['%s'] before each save(), or use the step that restore() returns",
+                name,
+                value,
+                self._saves,
+                name,
+            )
+        self._first = None
+
+    def _look_at_gradients(self, step: int, optimizers: Iterable[Any], optimizer_steps: int) -> None:
+        stepped, self._steps_seen = optimizer_steps != self._steps_seen, optimizer_steps
+        if stepped or optimizer_steps == 0 or self._amid is None or not any(map(_has_gradient, optimizers)):
+            return
+        self._amid += 1
+        if self._amid == _AMID:
+            self._amid = None
+            logger.warning(
+                "step %d is saved between two optimizer steps, as %d others were, while gradients are there: gradients "
+                "are not saved, so what was accumulated is lost at a resume; save right after optimizer.step()",
+                step,
+                _AMID - 1,
+            )
+
+
+def _has_gradient(optimizer: Any) -> bool:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            return getattr(parameter, "grad", None) is not None
+    return False
