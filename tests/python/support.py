@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +11,22 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
+
+
+def library(name: str) -> Any:
+    """One of the libraries of requirements-libraries.txt. A test that needs one fails without it."""
+    need(name.partition(".")[0])
+    return importlib.import_module(name)
+
+
+def need(*names: str) -> None:
+    """Fails unless these libraries are installed. It does not import them."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            pytest.fail(f"{name} is not installed: run `make libraries`, which installs it into .venv")
 
 
 def data_file(root: Path | str, step: int) -> Path:
@@ -29,11 +46,13 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the last bit and of the same types, tensors included."""
+    """Equal to the last bit and of the same types, tensors and arrays included."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
     if type(a) is not type(b):
         return False
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, (list, tuple)):

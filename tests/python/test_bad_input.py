@@ -19,10 +19,11 @@ Make = Callable[..., sw.Checkpointer]
 SaveOnce = Callable[..., Path]
 
 
-def test_missing_parent_directory(tmp_path: Path, make: Make) -> None:
-    with pytest.raises(sw.NotFoundError, match="absent") as caught:
-        make(tmp_path / "absent" / "run")
-    assert isinstance(caught.value, LookupError)
+def test_parent_that_is_a_file(tmp_path: Path, make: Make) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(sw.Error, match="taken"):
+        make(tmp_path / "taken" / "run")
+    assert (tmp_path / "taken").read_text() == "mine"
 
 
 def test_unwritable_directory(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_path_of_another_kind(make: Make) -> None:
         make("s3://bucket/run")
     with pytest.raises(sw.UsageError, match="path is empty"):
         make("")
-    with pytest.raises(sw.UsageError, match="path is a int"):
+    with pytest.raises(sw.UsageError, match="path is an int"):
         make(3)  # type: ignore[arg-type]
 
 
@@ -256,7 +257,7 @@ def test_directory_copied_under_another_step(save_once: SaveOnce, make: Make, pa
 
 def test_two_runs_on_one_directory(make: Make, path: Path) -> None:
     make()
-    with pytest.raises(sw.BusyError, match=r"another run|in use|holds"):
+    with pytest.raises(sw.BusyError, match="this process already has it open"):
         make()
     assert "BusyError" in python("import sys, slackwater as sw; sw.Checkpointer(sys.argv[1])", path, check=False).stderr
 
@@ -315,3 +316,40 @@ def test_manifest_is_what_makes_a_checkpoint(save_once: SaveOnce, make: Make, pa
     assert json.loads(manifest.read_text())["step"] == 1
     manifest.unlink()
     assert make().restore({"t": torch.zeros(1000), "n": 0}) is None
+
+
+def test_arguments_of_save_in_the_wrong_order(make: Make) -> None:
+    ckpt = make()
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(sw.UsageError) as caught:
+        ckpt.save({"model": model}, 1)  # type: ignore[arg-type]
+    assert str(caught.value) == "step is a dict; the order is save(step, state)"
+    with pytest.raises(sw.UsageError) as caught:
+        ckpt.save(model, {"model": model})  # type: ignore[arg-type]
+    assert str(caught.value) == "step is a Linear; it is a whole number, 0 or more"
+
+
+def test_an_empty_state(make: Make) -> None:
+    with pytest.raises(sw.UsageError, match=r"the state is empty; give a dict such as \{'model': model"):
+        make().save(1, {})
+
+
+@pytest.mark.parametrize("allow_pickle", [False, True])
+def test_a_data_loader_without_state(allow_pickle: bool, make: Make) -> None:
+    loader = torch.utils.data.DataLoader([1, 2, 3])
+    with pytest.raises(sw.UnsupportedError) as caught:
+        make(allow_pickle=allow_pickle).save(1, {"train": {"loader": loader}})
+    assert str(caught.value) == (
+        "'train.loader' is a torch.utils.data.dataloader.DataLoader, which has no state; "
+        "use torchdata's StatefulDataLoader (docs/guide/data-loaders.md)"
+    )
+
+
+def test_messages_have_the_article_that_belongs_to_the_noun(make: Make) -> None:
+    ckpt = make()
+    with pytest.raises(sw.UsageError, match="the state is an int;"):
+        ckpt.save(1, 2)  # type: ignore[arg-type]
+    with pytest.raises(sw.UsageError, match="the state is an int;"):
+        ckpt.restore(2)  # type: ignore[arg-type]
+    with pytest.raises(sw.UnsupportedError, match="'x' is an object,"):
+        ckpt.save(1, {"x": object()})

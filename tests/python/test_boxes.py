@@ -213,3 +213,12 @@ def test_places_are_worked_out_once() -> None:
         first, second = (distribute_tensor(numbered(4), mesh, [Shard(0)], src_data_rank=None) for _ in range(2))
         meshes = Meshes(0, 2)
         assert meshes.where(first, "a") is meshes.where(second, "b")
+
+
+def test_boxes_that_leave_a_hole_or_overlap_do_not_fit() -> None:
+    first, last = Box((0,), (0,), (2,)), Box((3,), (7,), (1,))
+    assert boxes.fit([first, Box((2,), (4,), (1,)), last], (4,))
+    assert not boxes.fit([first, last], (4,)), "a hole"
+    assert not boxes.fit([first, Box((1,), (4,), (2,)), last], (4,)), "an overlap"
+    assert not boxes.fit([first], (4,)), "too short"
+    assert not boxes.fit([first, Box((2,), (4,), (3,))], (4,)), "too long"

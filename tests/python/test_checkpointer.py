@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import re
@@ -128,11 +129,11 @@ def test_snapshot_whose_save_is_interrupted_is_committed_all_the_same(
 ) -> None:
     join, calls = session.Session._join_in_flight, []
 
-    def interrupted(self: session.Session) -> None:
+    def interrupted(self: session.Session, *arguments: Any) -> None:
         calls.append(self)
         if len(calls) == 2:  # the engine has it, nobody else yet
             raise KeyboardInterrupt
-        join(self)
+        join(self, *arguments)
 
     ckpt = make()
     monkeypatch.setattr(session.Session, "_join_in_flight", interrupted)
@@ -231,7 +232,7 @@ def test_signature_has_every_option_of_the_engine() -> None:
     parameters = inspect.signature(sw.Checkpointer).parameters
     table = {row["name"] for row in _core.option_table()}
     assert table <= set(parameters)
-    own = {"path", "tiers", "every", "on_error", "allow_pickle", "coordinator"}
+    own = {"path", "tiers", "every", "save_last", "on_error", "allow_pickle", "coordinator", "take_over"}
     assert set(parameters) == table | own
 
 
@@ -301,3 +302,41 @@ def test_settling_may_be_entered_again(make: Make) -> None:
         snapshot._core.wait_released(60)
         snapshot._settle()
     snapshot.wait(timeout=60)
+
+
+def torn_step(ckpt: sw.Checkpointer, step: int) -> None:
+    tensor = torch.zeros(2_000_000)
+    snapshot = ckpt.save(step, {"w": tensor})
+    tensor.add_(1)
+    assert snapshot is not None
+    with contextlib.suppress(sw.TornError):
+        snapshot.wait(timeout=60)
+    assert isinstance(snapshot.error, sw.TornError)
+
+
+def test_a_run_whose_newest_step_is_committed_ends_well(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with sw.Checkpointer(path, slab="1MiB", pool="2MiB") as ckpt:
+        torn_step(ckpt, 1)
+        for step in range(2, 6):
+            ckpt.save(step, {"n": step})
+    assert [failure.step for failure in ckpt.failures] == [1]
+    assert isinstance(ckpt.failures[0].error, sw.TornError)
+    assert "closed with step 5 committed; not checkpointed: step 1" in caplog.text
+    assert sw.load(path)["n"] == 5
+
+
+def test_a_run_whose_newest_step_is_not_committed_raises(path: Path) -> None:
+    with pytest.raises(sw.TornError), sw.Checkpointer(path, slab="1MiB", pool="2MiB") as ckpt:
+        ckpt.save(1, {"n": 1})
+        torn_step(ckpt, 2)
+    assert [failure.step for failure in ckpt.failures] == [2]
+
+
+def test_missing_parents_are_made_and_the_home_directory_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with sw.Checkpointer("~/runs/today/gpt") as ckpt:
+        ckpt.save(1, {"n": 1})
+    assert ckpt.path == str(tmp_path / "runs/today/gpt")
+    assert sw.load("~/runs/today/gpt")["n"] == 1

@@ -291,3 +291,24 @@ def test_classes_are_never_imported_by_decoding() -> None:
     import sys
 
     assert "antigravity" not in sys.modules
+
+
+def test_fold_of_a_time_is_kept() -> None:
+    """The hour that comes twice when clocks are put back: times that differ in nothing else are equal to Python."""
+    for value in (datetime.datetime(2024, 10, 27, 2, 30, fold=1), datetime.time(2, 30, fold=1)):
+        assert round_trip(value).fold == 1
+        assert round_trip(value.replace(fold=0)).fold == 0
+
+
+def test_the_same_container_in_several_places_is_no_cycle() -> None:
+    shared = {"lr": 0.1, "deep": [{"x": 1}]}
+    value = {"a": shared, "b": [shared, (shared,)], "c": {"d": shared}}
+    assert round_trip(value) == value
+
+
+def test_named_tuple_whose_fields_were_reordered_keeps_its_values_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = codec.Encoder().encode(Point(x=1, y=2), "v")
+    for fields in ("y x", "x z", "x y z"):
+        monkeypatch.setitem(globals(), "Point", collections.namedtuple("Point", fields))
+        found = decoder.decode(node, no_tensor)
+        assert (found.x, found.y) == (1, 2), fields

@@ -38,11 +38,13 @@ def train_once(model: nn.Module) -> None:
     model(torch.ones(4, 8)).square().sum().backward()
 
 
-def check_step(ckpt: sw.Checkpointer, model: nn.Module, update: Callable[[], Any], path: Path) -> None:
+def check_step(
+    ckpt: sw.Checkpointer, model: nn.Module, update: Callable[[], Any], path: Path, **more: Any
+) -> None:
     """Save, update at once, and see that the checkpoint has what was there before the update."""
     train_once(model)
     before = {name: t.clone() for name, t in model.state_dict().items()}
-    snapshot = ckpt.save(1, {"m": model})
+    snapshot = ckpt.save(1, {"m": model, **more})
     assert snapshot is not None
     update()
     assert any(not torch.equal(t, before[name]) for name, t in model.state_dict().items())
@@ -155,7 +157,7 @@ def test_first_step_of_sam_needs_fence_on(make: Make, path: Path, fences: list[b
     assert fences == [False]
 
 
-def test_eval_of_schedule_free_needs_fence_on(make: Make, path: Path, fences: list[bool]) -> None:
+def test_eval_of_schedule_free_fences_by_itself(make: Make, path: Path, fences: list[bool]) -> None:
     class ScheduleFree(torch.optim.SGD):
         @torch.no_grad()
         def eval(self) -> None:
@@ -166,9 +168,10 @@ def test_eval_of_schedule_free_needs_fence_on(make: Make, path: Path, fences: li
     model = nn.Linear(8, 8)
     optim = ScheduleFree(model.parameters(), lr=0.1)
     ckpt = make()
-    ckpt.fence_on(optim, "eval")
-    check_step(ckpt, model, lambda: optim.eval(), path)
+    check_step(ckpt, model, lambda: optim.eval(), path, optim=optim)
     assert fences == [False]
+    ckpt.close()
+    assert "eval" not in vars(optim)
 
 
 def test_swap_of_averaged_weights_needs_fence_on(make: Make, path: Path, fences: list[bool]) -> None:
@@ -280,3 +283,60 @@ def test_every_row_of_the_table_in_the_guide_has_its_test() -> None:
     assert len(named) >= 9
     tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
     assert named <= set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def method(self) -> None:
+        self.calls.append("original")
+
+    def second(self) -> None:
+        self.calls.append("second")
+
+
+def test_close_leaves_a_wrapper_that_came_after_fence_on(make: Make) -> None:
+    thing = Counted()
+    ckpt = make()
+    ckpt.fence_on(thing, "method")
+    fenced = thing.method
+
+    def mine() -> None:
+        thing.calls.append("mine")
+        fenced()
+
+    thing.method = mine  # type: ignore[method-assign]
+    ckpt.close()
+    thing.method()
+    assert thing.calls == ["mine", "original"]
+
+
+def test_close_gives_an_object_its_own_method_back(make: Make) -> None:
+    thing = Counted()
+
+    def own() -> None:
+        thing.calls.append("own")
+
+    thing.method = own  # type: ignore[method-assign]
+    ckpt = make()
+    ckpt.fence_on(thing, "method")
+    assert thing.method is not own
+    ckpt.close()
+    assert thing.method is own
+    thing.method()
+    assert thing.calls == ["own"]
+
+
+def test_fence_on_several_methods_of_one_object_and_of_equal_objects(make: Make, fences: list[bool]) -> None:
+    first, other = Counted(), Counted()
+    ckpt = make()
+    ckpt.save(1, {"t": torch.ones(3)})
+    for thing, method in ((first, "method"), (first, "second"), (other, "method")):
+        ckpt.fence_on(thing, method)
+    first.method()
+    first.second()
+    other.method()
+    assert len(fences) == 3
+    ckpt.close()
+    assert not {"method", "second"} & (vars(first).keys() | vars(other).keys())

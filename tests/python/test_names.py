@@ -142,3 +142,12 @@ def test_keys_that_stand_for_themselves_are_named_so_by_the_namer(mapping: dict[
     for key in mapping:
         if names.stands_for_itself(key):
             assert name_of(key) == f"p.{key}"
+
+
+def test_every_wrapper_in_front_is_stripped() -> None:
+    """A model below two wrappers fits the checkpoint of the bare one."""
+    assert names.strip_wrappers(["module.module.a", "module.module.b.module"]) == ["a", "b.module"]
+    assert names.strip_wrappers(["module._orig_mod.module.a"]) == ["a"]
+    assert names.strip_wrappers(["module.a", "b"]) == ["module.a", "b"], "only where all have it"
+    assert names.strip_wrappers(["a._orig_mod.b", "a.b"]) == ["a._orig_mod.b", "a.b"], "two would be the same"
+    assert names.strip_wrappers(["module", "module.a"]) == ["module", "module.a"]

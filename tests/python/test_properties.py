@@ -100,7 +100,7 @@ trees = st.recursive(
     ),
     max_leaves=10,
 )
-states = st.dictionaries(st.text(max_size=4), trees, max_size=4)
+states = st.dictionaries(st.text(max_size=4), trees, min_size=1, max_size=4)  # an empty one is refused
 
 
 def packed(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def decode_or_refuse(text: str | bytes) -> None:
         assert len(str(error)) < 5000
     contents: Any = types.SimpleNamespace(
         tree=text, version=types.SimpleNamespace(step=1, world=1),
-        tensors=[types.SimpleNamespace(name="w", shape=(2,), dtype="float32", alias_of="", is_global=False)],
+        tensors=[types.SimpleNamespace(name="w", shape=(2,), dtype="float32", size_bytes=8, alias_of="", is_global=False)],
     )  # fmt: skip
     model = torch.nn.Linear(1, 1, bias=False)
     target = {"x": 0, "v": [torch.zeros(2)], "m": model, "o": torch.optim.SGD(model.parameters(), lr=0.1)}
@@ -269,6 +269,13 @@ VALUES = {
 }
 SEEDS = [
     {"$": "object", "of": "optimizer", "class": "SGD", "v": OPTIMIZER},
+    {
+        "$": "object",
+        "of": "optimizer",
+        "class": "SGD",
+        "parameters": {"names": [["m.weight"]], "shapes": [[[1, 1]]]},
+        "v": OPTIMIZER,
+    },
     codec.Encoder().encode(VALUES, "v"),
     {
         "m": {"$": "object", "of": "module", "class": "Linear", "v": {"weight": {"$t": "w"}}},

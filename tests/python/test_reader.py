@@ -63,7 +63,6 @@ def test_load_of_a_part_gives_that_and_nothing_else(saved: Path) -> None:
     assert sw.load(saved, only="n") == {"n": {"epoch": 4}} == sw.load(saved, only="n.e*")
     assert sw.load(saved, only="list.1") == {"list": [None, 5]}
     assert [*map(type, sw.load(saved, only="list.0")["list"])] == [torch.Tensor, type(None)]
-    assert sw.load(saved, only="absent") == {}
 
 
 def test_parts_of_all_kinds_of_containers(save_once: SaveOnce) -> None:

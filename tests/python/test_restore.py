@@ -8,12 +8,14 @@ from argparse import Namespace
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import slackwater as sw
 import torch
+from slackwater import _core
 from support import data_file, same
 from test_state import DlPack, Hooked
 from torch import nn
@@ -231,8 +233,8 @@ def test_another_kind_of_optimizer_is_warned_about(
     save_once: SaveOnce, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     a = nn.Linear(2, 2)
-    save_once({"o": torch.optim.SGD(a.parameters(), lr=0.1)})
-    make().restore({"o": torch.optim.Adam(a.parameters())})
+    save_once({"a": a, "o": torch.optim.SGD(a.parameters(), lr=0.1)})
+    make().restore({"a": a, "o": torch.optim.Adam(a.parameters())}, strict=False)
     assert "was saved from torch.optim.sgd.SGD and is restored into torch.optim.adam.Adam" in caplog.text
 
 
@@ -359,7 +361,7 @@ def test_dtype_mismatch_is_refused_with_the_remedy(save_once: SaveOnce, make: Ma
 
 def test_tensor_where_a_plain_value_was_saved_is_refused(save_once: SaveOnce, make: Make) -> None:
     save_once({"t": 5})
-    with pytest.raises(sw.MismatchError, match="'t' is a Tensor here and a int in the checkpoint"):
+    with pytest.raises(sw.MismatchError, match="'t' is a Tensor here and an int in the checkpoint"):
         make().restore({"t": torch.zeros(2)})
 
 
@@ -652,3 +654,198 @@ def test_restore_fences_with_a_time_limit(make: Make, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ckpt._session, "fence", lambda: (fences.append(1), original()))
     assert ckpt.restore({"t": torch.zeros(7)}) == 1
     assert fences == [1]
+
+
+def test_namespaces_that_hold_tensors_are_restored_in_place(save_once: SaveOnce, make: Make) -> None:
+    saved = {kind.__name__: kind(t=torch.full((3,), 5.0), n=5) for kind in (Namespace, SimpleNamespace)}
+    save_once(saved)
+    state = {kind.__name__: kind(t=torch.zeros(3), n=0) for kind in (Namespace, SimpleNamespace)}
+    before = {name: space.t for name, space in state.items()}
+    make().restore(state)
+    for name, space in state.items():
+        assert space.t is before[name]
+        assert space.t.tolist() == [5.0] * 3
+        assert space.n == 5
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_cast_of_a_chosen_step_takes_all_of_it_from_that_step(kind: str, make: Make) -> None:
+    """What is converted is read aside: from the step that was asked for, not from the newest."""
+    with make(keep=0) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, {"direct": torch.full((5,), float(step)), "cast": np.full(5, float(step)), "n": step})
+    cast = torch.zeros(5) if kind == "torch" else np.zeros(5, "float32")
+    state = {"direct": torch.zeros(5), "cast": cast, "n": 0}
+    assert make().restore(state, step=2, cast=True) == 2
+    assert (state["direct"].tolist(), cast.tolist(), state["n"]) == ([2.0] * 5, [2.0] * 5, 2)
+
+
+@pytest.mark.parametrize("kind", [sw.StorageError, sw.NotFoundError])
+def test_storage_that_fails_while_casting_is_not_taken_for_damage(
+    kind: type[sw.Error], path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another try may find the bytes whole: no older checkpoint is used instead."""
+    from slackwater import checkpointer
+
+    two_steps(make)
+
+    def failing(*arguments: Any) -> None:
+        raise kind("the disk does not answer", errno=5)
+
+    monkeypatch.setattr(checkpointer, "read_copies", failing)
+    ckpt = make()
+    with pytest.raises(kind, match="does not answer"):
+        ckpt.restore({"t": torch.zeros(1000, dtype=torch.float64), "n": 0}, cast=True)
+    monkeypatch.undo()
+    assert ckpt.restore({"t": torch.zeros(1000, dtype=torch.float64), "n": 0}, cast=True) == 2
+
+
+@pytest.mark.parametrize(
+    ("strides", "refused"),
+    [((2, 1), True), ((1, 1), True), ((0, 1), True), ((3, 1), False), ((1, 2), False), ((4, 1), False)],
+)
+def test_views_whose_elements_share_an_address_are_refused(
+    strides: tuple[int, int], refused: bool, save_once: SaveOnce, make: Make
+) -> None:
+    """Rows of three that begin every two elements: the last of one is the first of the next."""
+    save_once({"t": torch.arange(6.0).reshape(2, 3)})
+    target = torch.zeros(20).as_strided((2, 3), strides)
+    if refused:
+        with pytest.raises(sw.MismatchError, match="expanded view"):
+            make().restore({"t": target})
+    else:
+        make().restore({"t": target})
+        assert torch.equal(target, torch.arange(6.0).reshape(2, 3))
+
+
+def test_dimensions_of_size_one_may_have_any_stride(save_once: SaveOnce, make: Make) -> None:
+    save_once({"t": torch.arange(3.0).reshape(1, 3)})
+    target = torch.zeros(3).as_strided((1, 3), (0, 1))
+    make().restore({"t": target})
+    assert target.tolist() == [[0.0, 1.0, 2.0]]
+
+
+def test_optimizer_state_of_another_shape_is_made_anew(save_once: SaveOnce, make: Make) -> None:
+    def optimizer(size: int) -> torch.optim.Optimizer:
+        optim = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+        optim.state[optim.param_groups[0]["params"][0]] = {"history": torch.full((size,), float(size))}
+        return optim
+
+    save_once({"optim": optimizer(3)})
+    target = optimizer(5)
+    make().restore({"optim": target})
+    [state] = target.state.values()
+    assert state["history"].tolist() == [3.0] * 3
+
+
+def test_empty_tensors_are_each_checked(save_once: SaveOnce, make: Make) -> None:
+    """They have no address by which they could be told apart."""
+    save_once({"a": torch.zeros(0, 3), "b": torch.zeros(0, 3), "c": torch.zeros(2)})
+    state = {"a": torch.zeros(0, 3), "b": torch.zeros(0, 3), "c": torch.ones(2)}
+    ckpt = make()
+    assert len(_placed(ckpt, state)) == 3
+    assert ckpt.restore(state) == 1
+
+
+def _placed(ckpt: sw.Checkpointer, state: dict[str, Any]) -> list[Any]:
+    from slackwater.names import Pattern
+    from slackwater.placement import Placement
+
+    contents = _core.Checkpoint.open(ckpt.path).contents()
+    return Placement(state, contents, strict=True, cast=False, selected=Pattern(), allow_pickle=False).targets()
+
+
+def _of_another_world(path: Path, state: dict[str, Any], *, lost: str = "", values: tuple[str, ...] = ()) -> Any:
+    """The plan of one of two ranks for what one rank has saved. ``lost``: a prefix of tensors that single ranks had."""
+    from slackwater.names import Pattern
+    from slackwater.placement import Placement
+    from slackwater.rank_local import RankLocal
+    from slackwater.sharding import Seat
+
+    real = _core.Checkpoint.open(str(path)).contents()
+    contents: Any = SimpleNamespace(
+        version=real.version,
+        tree=real.tree,
+        tensors=[info for info in real.tensors if not (lost and info.name.startswith(lost))],
+        rank_local_values=list(values),
+    )
+    options = {"strict": True, "cast": False, "selected": Pattern(), "allow_pickle": False}
+    return Placement(state, contents, **options, seat=Seat(0, 2), rank_local=RankLocal("drop"))
+
+
+def test_dropping_what_single_ranks_own_never_drops_the_model(save_once: SaveOnce) -> None:
+    path = save_once({"model": nn.Linear(2, 2), "seeds": torch.ones(2).long(), "n": 1})
+    state = {"model": nn.Linear(2, 2), "seeds": torch.zeros(2).long(), "n": 0}
+    assert len(_of_another_world(path, state, lost="seeds").targets()) == 2
+    with pytest.raises(sw.MismatchError, match="rank_local=\\['model'\\]"):
+        _of_another_world(path, state, lost="model.bias")
+    with pytest.raises(sw.MismatchError, match="sw.Replicated"):
+        _of_another_world(path, {"model": nn.Linear(2, 2), "n": 0}, lost="model")
+
+
+def test_only_values_at_the_top_differ_between_ranks(save_once: SaveOnce) -> None:
+    """A key further down that has the same name is restored."""
+    path = save_once({"seed": 1, "deep": {"seed": 5, "t": torch.ones(2)}})
+    state = {"seed": 0, "deep": {"seed": 0, "t": torch.zeros(2)}}
+    _of_another_world(path, state, values=("seed",)).finish()
+    assert (state["seed"], state["deep"]["seed"]) == (0, 5)
+
+
+def test_damage_found_while_casting_falls_back_to_the_one_before(path: Path, make: Make) -> None:
+    """Not further than needed: every step back is training lost."""
+    three_steps(make)
+    flip(data_file(path, 3))
+    target = {"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}
+    assert make().restore(target, cast=True) == 2
+    assert (target["t"] == 2).all()
+    assert target["n"] == 2
+
+
+def test_damage_of_a_chosen_step_found_while_casting_is_an_error(path: Path, make: Make) -> None:
+    three_steps(make)
+    flip(data_file(path, 2))
+    with pytest.raises(sw.DamagedError):
+        make().restore({"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}, step=2, cast=True)
+
+
+def test_plan_that_refuses_an_older_checkpoint_ends_the_restore(
+    path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest is damaged. That the state does not fit the one before is no reason to go further back."""
+    from slackwater import checkpointer
+
+    three_steps(make)
+    flip(data_file(path, 3))
+    placement = checkpointer.Placement
+
+    def fussy(state: Any, contents: _core.Contents, **options: Any) -> Any:
+        if contents.version.step == 2:
+            raise sw.NotFoundError("what this state needs is not there")
+        return placement(state, contents, **options)
+
+    monkeypatch.setattr(checkpointer, "Placement", fussy)
+    with pytest.raises(sw.NotFoundError, match="not there"):
+        make().restore({"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}, cast=True)
+
+
+def test_values_of_parameter_groups_are_those_of_the_checkpoint(save_once: SaveOnce, make: Make) -> None:
+    """Not what the script was started with this time."""
+
+    def optimizer(lr: float, **more: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(2))], **more}], lr=lr, momentum=lr)
+
+    save_once({"optim": optimizer(0.25, note="saved")})
+    target = optimizer(0.5, note="new")
+    make().restore({"optim": target})
+    [group] = target.param_groups
+    assert (group["lr"], group["momentum"], group["note"]) == (0.25, 0.25, "saved")
+
+
+def test_tensors_that_were_tied_and_still_are_need_no_warning(
+    save_once: SaveOnce, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved, target = torch.ones(3), torch.zeros(3)
+    save_once({"a": saved, "b": saved})
+    make().restore({"a": target, "b": target})
+    assert target.tolist() == [1.0] * 3
+    assert "share their memory" not in caplog.text

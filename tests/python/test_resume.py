@@ -141,3 +141,18 @@ def test_first_run_returns_none_and_second_the_step(make: Make, path: Path) -> N
     with make() as ckpt:
         assert ckpt.restore(state) == 3
     assert state == {"epoch": 7}
+
+
+def test_second_half_of_a_gaussian_pair_is_kept() -> None:
+    """random.gauss() makes two numbers at a time and keeps the second for the next call."""
+    for calls in (1, 2):
+        own = random.Random(3)
+        rng = sw.Rng(own=own)
+        for _ in range(calls):
+            random.gauss(0, 1)
+            own.gauss(0, 1)
+        state = rng.state_dict()
+        expected = [random.gauss(0, 1), random.gauss(0, 1), own.gauss(0, 1), own.gauss(0, 1)]
+        random.gauss(0, 1)
+        rng.load_state_dict(state)
+        assert [random.gauss(0, 1), random.gauss(0, 1), own.gauss(0, 1), own.gauss(0, 1)] == expected

@@ -10,7 +10,7 @@ import pytest
 import slackwater as sw
 import torch
 from slackwater.sharding import Seat
-from slackwater.tree import Flattener, Table
+from slackwater.tree import Capturer, Flattener, Table
 from test_boxes import rank_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -180,3 +180,63 @@ def test_a_slice_of_no_larger_mesh_in_replicated_is_refused() -> None:
     tensor = distribute_tensor(torch.ones(4), DeviceMesh("cpu", [0, 1]), [Shard(0)], src_data_rank=None)
     with pytest.raises(sw.UsageError, match="'w' is in sw.Replicated"):
         shards({"w": sw.Replicated(tensor)})
+
+
+def test_whole_tensors_of_one_shape_may_be_held_by_all_or_handed_over_by_one() -> None:
+    for order in (("whole", "alone"), ("alone", "whole")):
+        seat = Seat(RANK, WORLD)
+        found = {method: getattr(seat, method)((2, 3)) for method in order}
+        assert found == {"whole": on_all(2, 3), "alone": ((2, 3), (0, 0), "", 0, 1)}
+
+
+def test_what_follows_replicated_is_a_ranks_own_again() -> None:
+    box = sw.Shard(torch.ones(2), (8,), (2,))
+    found = shards({"a": sw.Replicated(torch.ones(3)), "box": box, "t": torch.ones(4), "z": sw.Replicated(np.ones(5))})
+    assert found["box"] == ((8,), (2,), "", 0, 1)
+    assert found["t"] is None
+    assert found["a"] == on_all(3) and found["z"] == on_all(5)
+
+
+def test_structure_of_an_earlier_save_is_not_used_for_other_shards() -> None:
+    """The same names, shapes and memory, but other ranks hold them, too."""
+    tensor, array = torch.ones(3), np.ones(3)
+    for plain, shared in (
+        (tensor, sw.Replicated(tensor)),
+        (array, sw.Replicated(array)),
+        (sw.Shard(tensor, (6,), (0,)), sw.Shard(tensor, (6,), (3,))),
+    ):
+        capturer = Capturer(False, RANK, WORLD)
+        first = capturer.capture({"x": plain}).structure
+        assert capturer.capture({"x": plain}).structure is first
+        assert capturer.capture({"x": shared}).structure is not first
+
+
+def test_shards_keep_their_tensors_when_buffers_are_left_to_rank_zero() -> None:
+    """BatchNorm stands between: its buffers are handed over by rank 0, and all behind them move up."""
+    layers = [torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 5)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    flat = Flattener(seat=Seat(RANK, WORLD))
+    flat.flatten({"model": model, "own": torch.ones(4)})
+    assert "model.1.running_mean" not in flat.torch_names
+    assert len(flat.torch_names) == len(flat.torch_tensors) == len(flat.torch_volatile)
+    for index, (name, tensor) in enumerate(zip(flat.torch_names, flat.torch_tensors, strict=True)):
+        expected = None if name == "own" else on_all(*tensor.shape)
+        assert flat.torch_shards.get(index) == expected, name
+    assert all(index < len(flat.torch_names) for index in flat.torch_shards)
+
+
+def test_buffers_that_ddp_does_not_broadcast_are_a_ranks_own() -> None:
+    model = DistributedDataParallel(torch.nn.BatchNorm1d(3), broadcast_buffers=False)
+    found = shards({"model": model})
+    assert found["model.running_mean"] is None
+    assert found["model.weight"] == on_all(3)
+
+
+def test_equal_tensors_inside_and_outside_replicated_are_told_apart() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "dp"))
+    for order in (("plain", "shared"), ("shared", "plain")):
+        tensor = distribute_tensor(torch.ones(4), mesh["dp"], [Shard(0)], src_data_rank=None)
+        values = {"plain": tensor, "shared": sw.Replicated(tensor)}
+        found = shards({name: values[name] for name in order})
+        assert found["plain"] == ((4,), (2,), "", 0, 1)
+        assert found["shared"] == ((4,), (2,), "ranks 1-3 by 2", 0, 2)

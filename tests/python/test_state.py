@@ -158,7 +158,7 @@ def test_dlpack_object_on_another_kind_of_device_is_refused(make: Make) -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return (10, 0)  # kDLROCM
 
-    with pytest.raises(sw.UnsupportedError, match="'a' is a OnDevice on DLPack device 10"):
+    with pytest.raises(sw.UnsupportedError, match="'a' is an OnDevice on DLPack device 10"):
         make().save(1, {"a": OnDevice(np.zeros(1))})
 
 
@@ -301,7 +301,7 @@ def test_metadata_is_kept(make: Make, path: Path) -> None:
 
 def test_metadata_of_other_types_is_refused(make: Make) -> None:
     with pytest.raises(sw.UsageError, match="metadata"):
-        make().save(1, {}, metadata={"loss": 1.5})  # type: ignore[dict-item]
+        make().save(1, {}, metadata={"loss": [1.5]})  # type: ignore[dict-item]
 
 
 leaves = (
@@ -324,6 +324,7 @@ states = st.dictionaries(
         ),
         max_leaves=8,
     ),
+    min_size=1,
     max_size=4,
 )
 
@@ -335,3 +336,57 @@ def test_any_state_survives(tmp_path_factory: pytest.TempPathFactory, state: dic
     with sw.Checkpointer(path, pool="2MiB", slab="1MiB") as ckpt:
         ckpt.save(1, state)
     assert same(sw.load(path), state)
+
+
+def test_state_dict_set_on_the_instance_is_called(save_once: SaveOnce, make: Make) -> None:
+    module = nn.Linear(2, 2)
+    original = module.state_dict
+    module.state_dict = lambda *a, **k: {**original(*a, **k), "more": torch.full((2,), 7.0)}  # type: ignore[method-assign]
+    assert sw.load(save_once({"m": module}))["m"]["more"].tolist() == [7.0, 7.0]
+
+    target, seen = nn.Linear(2, 2), []
+    target.load_state_dict = lambda state, **k: seen.append(sorted(state))  # type: ignore[method-assign]
+    make().restore({"m": target}, strict=False)
+    assert seen == [["bias", "more", "weight"]]
+
+
+@pytest.mark.parametrize("kind", ["before", "after"])
+def test_hooks_of_state_dict_run(kind: str, save_once: SaveOnce) -> None:
+    """They bring up to date, or add, what is saved."""
+    module = nn.BatchNorm1d(2)
+
+    def hook(module: nn.BatchNorm1d, *_: Any) -> None:
+        module.running_mean.fill_(7)
+
+    if kind == "before":
+        module.register_state_dict_pre_hook(hook)
+    else:
+        module.register_state_dict_post_hook(hook)
+    assert sw.load(save_once({"m": nn.Sequential(module)}))["m"]["0.running_mean"].tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_of_an_optimizers_state_dict_run(kind: str, save_once: SaveOnce) -> None:
+    optim = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    if kind == "pre":
+        optim.register_state_dict_pre_hook(lambda optim: optim.param_groups[0].update(note=7))
+    else:
+        optim.register_state_dict_post_hook(lambda optim, state: {**state, "note": 7})
+    saved = sw.load(save_once({"optim": optim}))["optim"]
+    assert saved.get("note", saved["param_groups"][0].get("note")) == 7
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_parameters_are_numbered_as_torch_does_it() -> None:
+    from slackwater.adapters.torch_state import optimizer_state
+
+    a, b, c = (nn.Parameter(torch.full((2,), float(value))) for value in (1, 2, 3))
+    for groups in ([{"params": [a, b]}, {"params": [c]}], [{"params": [a, b, a]}, {"params": [c]}]):
+        optim = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        for parameter in (a, b, c):
+            parameter.grad = torch.ones(2)
+        optim.step()
+        state, packed = optimizer_state(optim)
+        expected = optim.state_dict()
+        assert [group["params"] for group in packed] == [group["params"] for group in expected["param_groups"]]
+        assert state.keys() == expected["state"].keys()
