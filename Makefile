@@ -59,6 +59,15 @@ $(VENV)/.requirements: requirements-dev.txt $(VENV)/.$(TORCH)
 	$(BIN)/pip install --quiet -r requirements-dev.txt
 	@touch $@
 
+# Without what they depend on: none of them may choose another torch.
+$(VENV)/.libraries: requirements-libraries.txt $(VENV)/.requirements
+	@$(call section,Libraries that the tests train with)
+	$(BIN)/pip install --quiet --no-deps --no-compile -r requirements-libraries.txt
+	@touch $@
+
+.PHONY: libraries
+libraries: $(VENV)/.libraries  ## the libraries that the Python tests train with (requirements-libraries.txt), into .venv
+
 build/.installed: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | packages
 	@$(call section,Wheel)
 	$(BIN)/python scripts/build_wheel.py build/release $(WHEELS)
@@ -98,7 +107,7 @@ test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a 
 	$(PYTHON) scripts/fuzz.py --seconds 25 --optional
 
 .PHONY: test-python
-test-python: build  ## Python tests, against the installed package and the simulated CUDA driver
+test-python: build libraries  ## Python tests, against the installed package and the simulated CUDA driver
 	@$(call section,Python tests)
 	cmake --build build/release --target slackwater_sim_cuda
 	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python
@@ -117,10 +126,16 @@ fuzz: packages  ## fuzz every parser of files and texts for MINUTES=10 in all; n
 	$(PYTHON) scripts/fuzz.py --seconds $$(( $(MINUTES) * 60 )) --keep
 
 .PHONY: soak
-soak: build  ## the long forms: power cuts, kills, corruptions, mutations, and MINUTES of load (half an hour more)
+soak: build libraries  ## the long forms: power cuts, kills, corruptions, mutations, and MINUTES of load (half an hour more)
 	@$(call section,Soak)
 	cmake --build build/release --target all_tests
 	$(BIN)/python scripts/soak.py build/release --minutes $(MINUTES) $(ARGS)
+
+.PHONY: mutate
+mutate: build libraries  ## apply each small slip of tests/mutations to a copy, and expect its test to fail (within an hour); ARGS="--only pool"
+	@$(call section,Mutations)
+	cmake --build build/release --target slackwater_sim_cuda
+	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python scripts/mutate.py $(ARGS)
 
 ## Show ---------------------------------------------------------------------------------------------------------------
 
