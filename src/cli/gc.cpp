@@ -68,15 +68,15 @@ std::vector<Chosen> choose(FileSystem& fs, const GcArguments& arguments, const L
     if (!arguments.set_aside) {
       ++left;
     } else if (entry.info.pinned) {
-      print_problem("note", fmt::format("{} was set aside as damaged, but is pinned and stays; slackwater rm --pinned "
+      print_problem("note", fmt::format("{} was set aside, but is pinned and stays; slackwater rm --pinned "
                                         "removes it",
                                         spoken_name(entry.name)));
     } else {
-      chosen.push_back({entry, "it was set aside as damaged: " + entry.why});
+      chosen.push_back({entry, "it was set aside: " + entry.why});
     }
   }
   if (left > 0)
-    print_problem("note", fmt::format("{} that {} set aside as damaged {}; --set-aside removes {}",
+    print_problem("note", fmt::format("{} that {} set aside {}; --set-aside removes {}",
                                       plural(left, "version"), left == 1 ? "was" : "were", left == 1 ? "stays" : "stay",
                                       left == 1 ? "it" : "them"));
   std::ranges::sort(chosen, {}, [](const Chosen& one) { return one.entry.name; });

@@ -44,7 +44,7 @@ std::optional<CatalogEntry> find_entry(const Catalog& catalog, const std::string
   for (const VersionState state : {VersionState::kCounts, VersionState::kSuperseded})
     if (const CatalogEntry* entry = first(state)) return *entry;
   if (const CatalogEntry* aside = first(VersionState::kSetAside)) {
-    print_problem("error", fmt::format("{} was set aside as damaged and cannot be pinned: {}", spoken_name(aside->name),
+    print_problem("error", fmt::format("{} was set aside and cannot be pinned: {}", spoken_name(aside->name),
                                        aside->why));
     print_problem("hint", "it needs no pin: only slackwater rm, gc --set-aside or delete(step) removes it");
     return std::nullopt;

@@ -46,7 +46,7 @@ constexpr std::array kOrder{VersionState::kSetAside,   VersionState::kCounts,  V
 
 std::string reason(const CatalogEntry& entry) {
   switch (entry.state) {
-    case VersionState::kSetAside: return "it was set aside as damaged: " + entry.why;
+    case VersionState::kSetAside: return "it was set aside: " + entry.why;
     case VersionState::kUnreadable: return "its manifest could not be read";
     case VersionState::kSuperseded: return "a rollback had left it behind";
     case VersionState::kAborted: return "it had been given up by its writer";

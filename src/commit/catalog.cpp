@@ -76,6 +76,7 @@ Result<Listing> list_names(FileSystem& fs, const std::string& root) {
 struct Lineage {
   std::set<VersionName> current;                 // of the newest attempt, or adopted by it
   std::map<VersionName, std::string> set_aside;  // and why
+  std::string guessed;                           // why `current` is a guess; empty where it is not
 };
 
 // Sets newest_attempt and warnings of the catalog.
@@ -98,6 +99,9 @@ Result<Lineage> read_lineage(FileSystem& fs, const std::string& root, const List
       if (kind != ErrorKind::kCorrupt && kind != ErrorKind::kNotFound && kind != ErrorKind::kUnsupported)
         return fail(std::move(attempt).error());
       unreadable.push_back(*number);
+      if (lineage.guessed.empty())
+        lineage.guessed = fmt::format(
+            "the file of attempt {} cannot be read, so nobody knows whether a rollback left this version behind", *number);
       catalog.warnings.push_back(fmt::format(
           "attempt {} cannot be read, so its checkpoints are taken to count, and those before its first step: {}",
           *number, attempt.error().to_string()));
@@ -173,6 +177,10 @@ Result<Catalog> read_catalog(FileSystem& fs, const std::string& root, const List
     if (aside != lineage.set_aside.end() && entry->state != VersionState::kUndecided) {
       entry->state = VersionState::kSetAside;
       entry->why = aside->second;
+    } else if (entry->state == VersionState::kSuperseded && !lineage.guessed.empty()) {
+      // A guess is good enough to read by, not to delete by. The damaged file may also have listed it as set aside.
+      entry->state = VersionState::kSetAside;
+      entry->why = lineage.guessed;
     }
     catalog.entries.push_back(std::move(*entry));
   }

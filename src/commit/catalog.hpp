@@ -19,7 +19,8 @@ namespace slackwater {
 enum class VersionState : std::uint8_t {
   kCounts,      // committed, by the newest attempt or adopted by it
   kSuperseded,  // committed, but neither: a rollback left it behind, or a zombie wrote it
-  kSetAside,    // a restore passed over it as damaged: kept until somebody removes it by hand
+  kSetAside,    // a restore passed over it as damaged, or a damaged attempt file leaves open whether a rollback left it
+                // behind: kept until somebody removes it by hand
   kAborted,
   kUndecided,   // no manifest: under way, or debris
   kUnreadable,  // manifest damaged or of a newer format; see `error`

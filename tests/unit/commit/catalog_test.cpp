@@ -192,6 +192,25 @@ TEST_F(DamagedAttemptTest, OfTheNewestTheUsersVersionsStayInReach) {
   EXPECT_EQ(counting(), "1.a1 2.a1 3.a2 4.a2 5.a3");
 }
 
+// What does not count then is a guess, and the file may have listed a version as set aside. So the next run, which can read
+// its own file again, must not take it for what a rollback left behind.
+TEST_F(DamagedAttemptTest, WhatDoesNotCountByAGuessIsSetAsideAndStaysInTheNextRun) {
+  EXPECT_EQ(state_of({4, 1}), VersionState::kSuperseded);
+  flip_byte(attempt_path(3));
+  EXPECT_EQ(state_of({4, 1}), VersionState::kSetAside);
+  const std::vector<SetAside> aside = scan().set_aside();
+  ASSERT_EQ(aside.size(), 2u);  // 3.a1 and 4.a1
+  EXPECT_NE(aside[0].why.find("attempt 3 cannot be read"), std::string::npos) << aside[0].why;
+
+  const auto fourth = store_->claim("", names_up_to(5), {}, aside);
+  ASSERT_TRUE(fourth.has_value());
+  commit(*store_, *fourth, 6);
+  ASSERT_TRUE(store_->clean_up({.keep = 1}, Need::kOrder).has_value());
+  EXPECT_EQ(counting(), "6.a4");
+  EXPECT_EQ(state_of({3, 1}), VersionState::kSetAside);
+  EXPECT_EQ(state_of({4, 1}), VersionState::kSetAside);
+}
+
 // It may be readable tomorrow, and then what was guessed today would have been wrong.
 TEST_F(DamagedAttemptTest, OneThatStorageCannotReadNowIsAnErrorAndNotGuessedAround) {
   for (const int trouble : {EIO, EACCES}) {
