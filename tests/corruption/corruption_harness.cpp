@@ -22,7 +22,7 @@ namespace stdfs = std::filesystem;
 
 constexpr std::uint64_t kSteps = 3;
 constexpr int kDraws = 200;  // of a file and a place that can be damaged in the wanted way
-constexpr std::chrono::seconds kPatience{kSanitized ? 60 : 10};
+constexpr std::chrono::seconds kPatience{60};
 const std::vector<PatternState::Part> kParts{{"bias", 5'000}, {"layer.weight", 2'200'000}};
 const ReadOptions kReading{.buffer_bytes = 4u << 20, .io_backend = IoBackend::kThreads, .log = {}};
 

@@ -53,10 +53,11 @@ class CarriedRanks {
   }
 
   using Outcome = Result<std::optional<Restored>>;
-  // A call of restore() on each of these ranks at once. If time passes, so slowly that a busy machine is not taken for
-  // a late rank.
+  // A call of restore() on each of these ranks at once. If time passes, then only once this many of the calls have ended:
+  // a busy machine must not be taken for a late rank.
   [[nodiscard]] std::vector<Outcome> restore(const std::vector<std::uint32_t>& ranks, bool time_passes,
-                                             const std::function<Engine::Plan(std::uint32_t)>& plan_of = {}) {
+                                             const std::function<Engine::Plan(std::uint32_t)>& plan_of = {},
+                                             std::size_t ended_before = 0) {
     std::vector<Outcome> outcomes(ranks.size(), std::optional<Restored>());
     // Rank 0 restores when its deletes have ended, and time that passes meanwhile is none of this test's. There is no such
     // step; a delete waits for those under way.
@@ -71,7 +72,7 @@ class CarriedRanks {
       });
     }
     until([&] {
-      if (time_passes) {
+      if (time_passes && ended >= ended_before) {
         std::this_thread::sleep_for(std::chrono::milliseconds(kSanitized ? 30 : 10));
         move(clock, 0.05);
       }

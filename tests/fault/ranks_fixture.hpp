@@ -23,6 +23,7 @@
 #include "support/effort.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/file_bytes.hpp"
+#include "support/hand_clock.hpp"
 #include "support/pattern_state.hpp"
 #include "support/rank_storage.hpp"
 #include "support/temp_dir.hpp"
@@ -30,8 +31,9 @@
 namespace slackwater::test {
 
 inline constexpr std::uint32_t kWorld = 4;
-inline constexpr std::chrono::seconds kCommitTimeout{60};  // of the clock that stands still
-inline constexpr std::chrono::seconds kRealPatience{60};   // of the real one: longer means that something hangs
+// Of the clock that stands still. Short, because whoever waits looks the more often the less time has passed.
+inline constexpr std::chrono::milliseconds kCommitTimeout{160};
+inline constexpr std::chrono::seconds kRealPatience{120};  // of the real one: longer means that something hangs
 inline constexpr std::uint64_t kNeverSaved = 999'999;      // a step
 
 enum class Phase : std::uint8_t { kStage, kWrite, kSync, kRecord, kDecide, kLearn };
@@ -93,19 +95,6 @@ struct FaultSite {
   }
   return {FsCall::kOpen, ""};
 }
-
-// `moved_ns` may lie in memory that several processes share.
-class HandClock final : public Clock {
- public:
-  explicit HandClock(const std::atomic<std::int64_t>& moved_ns) : moved_ns_(moved_ns) {}
-  [[nodiscard]] TimePoint now() const override {
-    return TimePoint(std::chrono::hours(1)) + std::chrono::nanoseconds(moved_ns_.load());
-  }
-  [[nodiscard]] std::int64_t wall_unix_ms() const override { return SystemClock().wall_unix_ms(); }
-
- private:
-  const std::atomic<std::int64_t>& moved_ns_;
-};
 
 inline void move(std::atomic<std::int64_t>& moved_ns, double timeouts) {
   moved_ns +=

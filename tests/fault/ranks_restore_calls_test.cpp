@@ -94,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Carriers, RanksDeafRestoreTest, ::testing::Values(Carri
 
 TEST_P(RanksDeafRestoreTest, ARankThatDidNotLearnHowARestoreEndedSaysSoAtTheNextSave) {
   run_[3].fs->fail(FsCall::kList, EIO, {.times = kAlways, .path = "/restore-choices"});
-  const Outcomes outcomes = run_.restore({0, 1, 2, 3}, kTimePasses);
+  const Outcomes outcomes = run_.restore({0, 1, 2, 3}, kTimePasses, {}, 3);  // rank 3 waits until its time is up
   run_[3].fs->clear_faults();
   for (const std::uint32_t rank : {0u, 1u, 2u}) ASSERT_TRUE(outcomes[rank]) << outcomes[rank].error().to_string();
   ASSERT_FALSE(outcomes[3]);

@@ -1,6 +1,8 @@
 // A restore in which one rank takes many time-outs to read its part: waited for while it comes further, named when it does not. On a
 // clock that stands still until the test moves it.
+#include <array>
 #include <functional>
+#include <map>
 
 #include "fault/ranks_fixture.hpp"
 
@@ -17,6 +19,7 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       threads_.emplace_back([this, rank, timeouts] {
         const Engine::Plan plan = [&, place = run_[rank].state.plan()](const Checkpoint& checkpoint) {
+          ++planned_;
           if (rank == slow_) {
             until([&] { return said("restore-verdicts") >= verdicts_without(GetParam()); });
             move(run_.clock, timeouts);
@@ -24,6 +27,7 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
           return place(checkpoint);
         };
         results_[rank] = run_[rank].engine->restore({}, plan);
+        has_ended_[rank] = true;
         ++ended_;
       });
     }
@@ -57,6 +61,17 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  // Until all ranks but the slow one have looked for messages some more times, or have ended. Whoever looks, waits.
+  // Whoever has looked since the clock was moved, knows.
+  void until_looked() {
+    constexpr std::uint64_t kLists = 32;  // directories: a look around lists several
+    std::map<std::uint32_t, std::uint64_t> enough;
+    for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
+      if (rank != slow_) enough[rank] = run_[rank].fs->count(FsCall::kList) + kLists;
+    }
+    for (const auto& [rank, lists] : enough)
+      until([&, rank, lists] { return has_ended_[rank] || run_[rank].fs->count(FsCall::kList) >= lists; });
+  }
   // Messages of the ranks that have placed their part and wait: rank 0 sends none, and a speaker waits for its group.
   [[nodiscard]] static std::size_t verdicts_without(Role slow) {
     switch (slow) {
@@ -82,8 +97,10 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
   const std::uint32_t slow_ = rank_of(GetParam());
   std::vector<Result<std::optional<Restored>>> results_ =
       std::vector<Result<std::optional<Restored>>>(kWorld, std::optional<Restored>());
-  std::atomic<std::uint32_t> ended_{0};
-  std::vector<std::jthread> threads_;  // ended before the rest
+  std::atomic<std::uint32_t> planned_{0};  // ranks that know which version they restore
+  std::array<std::atomic<bool>, kWorld> has_ended_{};
+  std::atomic<std::uint32_t> ended_{0};  // how many of them
+  std::vector<std::jthread> threads_;    // ended before the rest
 };
 
 INSTANTIATE_TEST_SUITE_P(Roles, RanksSlowRestoreTest, ::testing::ValuesIn(kRoles),
@@ -108,10 +125,15 @@ TEST_P(RanksSlowRestoreTest, IsWaitedForAsLongAsItComesFurther) {
 
 TEST_P(RanksSlowRestoreTest, IsNamedWhenItHangs) {
   begin(0);
-  until([&] {
-    move(run_.clock, 0.01);
-    return ended_ == kWorld - 1;
-  });
+  until([&] { return planned_ == kWorld; });
+  until_looked();  // all have placed their part, and wait since the same moment
+  move(run_.clock, GetParam() == Role::kLeader ? 2.0 : 0.9);  // less than anybody waits
+  for (int parts = 0; parts < 100 && ended_ < kWorld - 1; ++parts) {
+    until_looked();  // whose time is up says so,
+    until_looked();  // and the others hear of it, before anybody else's time is up
+    move(run_.clock, 0.05);
+  }
+  until([&] { return ended_ == kWorld - 1; });
   slow().fs->release_hung();
   until([&] {
     move(run_.clock, 0.01);

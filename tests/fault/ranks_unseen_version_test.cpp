@@ -4,6 +4,7 @@
 
 #include "fault/ranks_fixture.hpp"
 #include "support/hiding_file_system.hpp"
+#include "support/pause_clock.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -11,16 +12,19 @@ namespace {
 // One rank whose host may not see everything.
 struct BlindRank {
   explicit BlindRank(Options options) : number(options.rank) {
-    options.commit_timeout = std::chrono::seconds(kSanitized ? 16 : 4);  // pauses between looks are parts of it
     options.keep = 0;
     options.log = [this](LogLevel level, std::string_view line) {
       const std::lock_guard lock(mutex);
       if (level >= LogLevel::kWarning) log += fmt::format("{}\n", line);
-      if (line.find("list the directory again") != std::string_view::npos && ++looks_again == sees_again) fs->show_all();
+      if (line.find("list the directory again") != std::string_view::npos && ++looks_again == sees_again)
+        fs->show_all();
     };
     auto hiding = std::make_unique<HidingFileSystem>(*real);
     fs = hiding.get();
-    auto opened = open_engine(std::move(options), {.fs = std::move(hiding), .clock = nullptr});
+    // Rank 0 pauses before all look again. The pauses are parts of the time-out.
+    auto clock =
+        std::make_unique<PauseClock>([hidden = fs] { return hidden->calls(); }, Duration(options.commit_timeout) / 64);
+    auto opened = open_engine(std::move(options), {.fs = std::move(hiding), .clock = std::move(clock)});
     if (!opened) throw std::runtime_error(opened.error().to_string());
     engine = std::make_unique<Engine>(std::move(*opened));
   }

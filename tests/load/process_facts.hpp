@@ -20,7 +20,7 @@ namespace slackwater::test {
 [[nodiscard]] inline std::uint64_t thread_count() { return entries_of("/proc/self/task"); }
 // A thread that was joined may still be listed for a moment, while the kernel takes it apart.
 [[nodiscard]] inline bool thread_count_falls_to(std::uint64_t threads) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (thread_count() > threads && std::chrono::steady_clock::now() < end) std::this_thread::yield();
   return thread_count() == threads;
 }

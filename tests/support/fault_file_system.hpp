@@ -107,6 +107,16 @@ class FaultPlan {
     return calls_;
   }
 
+  void watch(FsCall call, std::string path) {
+    const std::lock_guard lock(mutex_);
+    watched_.emplace(call, std::move(path));
+    watched_calls_ = 0;
+  }
+  [[nodiscard]] std::uint64_t watched_calls() const {
+    const std::lock_guard lock(mutex_);
+    return watched_calls_;
+  }
+
   void fail_each_read_once(int sys_errno) {
     const std::lock_guard lock(mutex_);
     flaky_errno_ = sys_errno;
@@ -116,6 +126,7 @@ class FaultPlan {
   [[nodiscard]] Status meet(FsCall call, const std::string& path, bool reads = false) {
     std::unique_lock lock(mutex_);
     calls_.push_back(call);
+    if (watched_ && watched_->first == call && path.find(watched_->second) != std::string::npos) ++watched_calls_;
     reads |= call == FsCall::kList || call == FsCall::kStatus || call == FsCall::kReadAt ||
              call == FsCall::kFileStatus || call == FsCall::kQueueRead;
     if (reads && flaky_errno_ != 0 && failed_once_.insert({call, path}).second)
@@ -191,6 +202,10 @@ class FaultPlan {
     std::unique_lock lock(mutex_);
     held_changed_.wait(lock, [&] { return held_ >= writes; });
   }
+  [[nodiscard]] std::uint64_t held() const {
+    const std::lock_guard lock(mutex_);
+    return held_;
+  }
 
  private:
   struct Fault {
@@ -205,6 +220,8 @@ class FaultPlan {
   std::condition_variable hung_changed_;
   std::vector<Fault> faults_;  // guarded by mutex_, as all below
   std::vector<FsCall> calls_;
+  std::optional<std::pair<FsCall, std::string>> watched_;
+  std::uint64_t watched_calls_ = 0;
   int flaky_errno_ = 0;
   std::set<std::pair<FsCall, std::string>> failed_once_;
   bool holding_ = false;
@@ -350,6 +367,9 @@ class FaultFileSystem final : public FileSystem {
   // From now on every call that only reads fails with this errno the first time it meets a path, and works from then on.
   void fail_each_read_once(int sys_errno) { plan_->fail_each_read_once(sys_errno); }
   [[nodiscard]] std::uint64_t count(FsCall call) const { return plan_->count(call); }
+  // From now on, instead of those watched before: calls of this kind whose path contains this.
+  void watch(FsCall call, std::string path) { plan_->watch(call, std::move(path)); }
+  [[nodiscard]] std::uint64_t watched_calls() const { return plan_->watched_calls(); }
   // The most transfers that queues had under way when O_DIRECT was turned on or off.
   [[nodiscard]] std::uint64_t set_direct_in_flight() const { return plan_->set_direct_in_flight(); }
   [[nodiscard]] std::vector<FsCall> calls() const { return plan_->calls(); }  // all so far, failed ones too, in order
@@ -361,6 +381,7 @@ class FaultFileSystem final : public FileSystem {
   void release_writes(std::uint64_t writes) { plan_->let_pass(writes); }
   // Returns when that many writes have been held back in all.
   void wait_held(std::uint64_t writes) { plan_->wait_held(writes); }
+  [[nodiscard]] std::uint64_t held_writes() const { return plan_->held(); }  // in all, as wait_held() counts them
 
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
     if (Status met = plan_->meet(FsCall::kOpen, path, mode == OpenMode::kRead); !met)

@@ -3,6 +3,7 @@
 // outlives it.
 #pragma once
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,8 @@ class HidingFileSystem final : public FileSystem {
     hidden_ = std::move(part);
   }
   void show_all() { hide({}); }
+  // Of those that would tell whether something is there, so far.
+  [[nodiscard]] std::uint64_t calls() const { return calls_; }
 
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
     if (hides(path)) return slackwater::fail(gone(path));
@@ -59,6 +62,7 @@ class HidingFileSystem final : public FileSystem {
     return {ErrorKind::kNotFound, "no such file or directory", path, ENOENT};
   }
   [[nodiscard]] bool hides(const std::string& path) const {
+    ++calls_;
     const std::lock_guard lock(mutex_);
     return !hidden_.empty() && path.find(hidden_) != std::string::npos;
   }
@@ -66,6 +70,7 @@ class HidingFileSystem final : public FileSystem {
   FileSystem& inner_;
   mutable std::mutex mutex_;
   std::string hidden_;  // guarded by mutex_
+  mutable std::atomic<std::uint64_t> calls_ = 0;
 };
 
 }  // namespace slackwater::test

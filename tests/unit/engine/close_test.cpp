@@ -43,6 +43,8 @@ class CloseTest : public FaultyEngineTest {
   }
   // The steps on disk, and that the lock is free: nothing of the engine is left.
   std::vector<std::uint64_t> steps_on_disk() { return steps(open(options())); }
+  // The same, when what a close() that ran out of time left behind has ended.
+  std::vector<std::uint64_t> steps_in_the_end() { return steps(open_when_free(options())); }
 };
 
 // save() is held in the midst of its capture while all of close() runs.
@@ -125,11 +127,9 @@ TEST_F(CloseTest, ASaveThatStallsIsNamedOrNotAccepted) {
   narrow.stall_timeout = milliseconds(20);
   for (int round = 0; round < 5; ++round) {
     Engine engine = open_faulty(narrow);
-    const std::uint64_t step = 10 * round + 1;
     Reader reader;
     restore(engine, reader);
-    fs_->hold_writes();
-    Snapshot first = save(engine, step, model);
+    const std::uint64_t step = save_hung(engine, (kTries + 10) * round + 1, model).step;
     Saved second;
     std::latch returned(1);
     std::jthread trainer([&] {
@@ -308,7 +308,7 @@ TEST_F(CloseTest, APinOnADiskThatHangsHoldsUpNoCloseWithATimeout) {
   fs_->release_hung();
   user.join();
   EXPECT_TRUE(pinned || pinned.error().kind == ErrorKind::kClosed) << pinned.error().to_string();
-  while (!Engine::open(options())) std::this_thread::yield();  // what close() left behind has let go of the lock
+  static_cast<void>(open_when_free(options()));  // what close() left behind has let go of the lock
 }
 
 TEST_F(CloseTest, ADeleteOfAnOldStepThatHangsHoldsUpNoCloseWithATimeout) {
@@ -323,8 +323,7 @@ TEST_F(CloseTest, ADeleteOfAnOldStepThatHangsHoldsUpNoCloseWithATimeout) {
   fs_->wait_hung(1);
   static_cast<void>(engine.close(milliseconds(10)));
   fs_->release_hung();
-  while (!Engine::open(options())) std::this_thread::yield();  // what close() left behind has let go of the lock
-  EXPECT_EQ(steps_on_disk(), std::vector<std::uint64_t>{2});
+  EXPECT_EQ(steps_in_the_end(), std::vector<std::uint64_t>{2});
 }
 
 TEST_F(CloseTest, ARemoveOnASlowDiskIsWaitedFor) {
@@ -401,8 +400,11 @@ TEST_F(CloseTest, DoesNotNameWhatWasCommittedAfterAll) {
   });
   const Status closed = engine.close(milliseconds(0));
   disk.join();
-  EXPECT_EQ(says(closed, "given up: step 2"), deciding.progress().level != Level::kCommitted);
-  EXPECT_EQ(deciding.progress().level, Level::kCommitted);
+  // Unless the decision took longer than close() waits for it: then it says so in the log, and cannot know.
+  if (log().find("does not respond") == std::string::npos) {
+    EXPECT_EQ(says(closed, "given up: step 2"), deciding.progress().level != Level::kCommitted);
+  }
+  EXPECT_TRUE(deciding.wait(Level::kCommitted, std::chrono::minutes(1)));
 }
 
 // Everything at once: a trainer saves without end, others look, wait and fence, one closes.
@@ -462,7 +464,7 @@ TEST_P(CloseAmongEverything, EachStepThatWasAcceptedIsCommittedOrNamed) {
     others.clear();
 
     std::set<std::uint64_t> on_disk;
-    for (const std::uint64_t found : steps_on_disk()) on_disk.insert(found);
+    for (const std::uint64_t found : timeout ? steps_in_the_end() : steps_on_disk()) on_disk.insert(found);
     for (auto& [number, snapshot] : accepted) {
       const bool committed = snapshot.progress().level == Level::kCommitted;
       EXPECT_EQ(on_disk.contains(number), committed) << "step " << number;

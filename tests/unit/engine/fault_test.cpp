@@ -135,31 +135,34 @@ TEST_F(FaultTest, AWriteBeforeTheFenceIsCaughtAndNeverCommitted) {
 }
 
 TEST_F(FaultTest, AHungDiskOpensTheFenceAfterTheStallTimeoutAndTrainingGoesOn) {
+  Model small;  // one slab: it commits, however busy the machine is
+  small.add("w", 1000);
   Model model;
   model.add("w", 6 * kMiB);
   Options impatient = options();
   impatient.stall_timeout = std::chrono::milliseconds(50);
   impatient.in_flight = 1;
   Engine engine = open_faulty(impatient);
-  save_and_commit(engine, 1, model);
-  fs_->hold_writes();
-  Snapshot hung = save(engine, 2, model);
-  const Status status = hung.fence();
+  std::uint64_t step = commit_first(engine, small);
+  ASSERT_TRUE(engine.wait(Level::kCommitted));
+  Hung hung = save_hung(engine, ++step, model);
+  const Status status = hung.snapshot.fence();
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kTimeout) << status.error().to_string();
-  EXPECT_TRUE(hung.released());
+  expect_opened(hung, impatient.stall_timeout);
 
   // The slabs under the hung writes are still leased: the next save finds no room, says so, and returns.
-  auto third = engine.save(3, model.state());
-  ASSERT_TRUE(third && *third);
-  ASSERT_TRUE((*third)->error());
-  EXPECT_EQ((*third)->error()->kind, ErrorKind::kTimeout);
+  step = hung.step + 1;
+  auto next = engine.save(step, model.state());
+  ASSERT_TRUE(next && *next);
+  ASSERT_TRUE((*next)->error());
+  EXPECT_EQ((*next)->error()->kind, ErrorKind::kTimeout);
 
   fs_->release_writes();
   EXPECT_FALSE(engine.wait(Level::kCommitted));
-  save_and_commit(engine, 4, model);
+  save_and_commit(engine, ++step, small);
   Reader reader;
-  EXPECT_EQ(restore(engine, reader), 4u);
+  EXPECT_EQ(restore(engine, reader), step);
 }
 
 TEST_F(FaultTest, ASkippingSaveReturnsWhileTheDiskHangs) {
@@ -214,20 +217,21 @@ TEST_F(FaultTest, CloseEndsCleanlyWhenTheWritesCompleteAfterAll) {
   ASSERT_FALSE(closed);
   EXPECT_EQ(closed.error().kind, ErrorKind::kTimeout);
   disk.join();
-  Engine again = open(options());  // the lock is free: nothing was left behind
+  Engine again = open_when_free(options());  // the lock is free: nothing was left behind
   EXPECT_EQ(steps(again), std::vector<std::uint64_t>{1});
 }
 
 TEST_F(FaultTest, CloseReturnsAfterAFenceThatGaveUp) {
+  Model small;  // one slab: it commits, however busy the machine is
+  small.add("w", 1000);
   Model model;
   model.add("w", 6 * kMiB);
   Options impatient = options();
   impatient.stall_timeout = std::chrono::milliseconds(50);
   Engine engine = open_faulty(impatient);
-  save_and_commit(engine, 1, model);
-  fs_->hold_writes();
-  Snapshot hung = save(engine, 2, model);
-  EXPECT_FALSE(hung.fence());
+  const std::uint64_t step = commit_first(engine, small);
+  Hung hung = save_hung(engine, step + 1, model);
+  EXPECT_FALSE(hung.snapshot.fence());
   EXPECT_FALSE(engine.close(std::chrono::milliseconds(20)));
   EXPECT_EQ(list_versions(options().path)->size(), 1u);
 }
@@ -250,6 +254,9 @@ TEST_F(FaultTest, CloseInTheMiddleOfTheDecisionNeverLosesTheLastCheckpoint) {
     Snapshot snapshot = save(engine, step, model);
     ASSERT_TRUE(snapshot.wait(Level::kDurable));
     static_cast<void>(engine.close(std::chrono::milliseconds(0)));
+    {
+      const Engine next = open_when_free(keep_one);
+    }  // if the decision took longer than close() waits: it has ended now
     const auto left = list_versions(keep_one.path);
     ASSERT_TRUE(left);
     ASSERT_FALSE(left->empty()) << "round " << round;

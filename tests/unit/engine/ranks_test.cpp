@@ -1,12 +1,16 @@
 // Several ranks, each with an engine of its own, in one directory: a version is there on all of them, or on none.
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include "commit/catalog.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
+#include "support/hand_clock.hpp"
 #include "support/memory_store.hpp"
 #include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
@@ -17,18 +21,30 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::uint64_t kNeverSaved = 999'999;  // a step
+constexpr milliseconds kShort{80};              // a time-out on a clock that stands still: ranks look around more often
 
 // One rank: its engine, its faults, and tensors that differ from those of the others though they have the same names.
+// `clock`: null: the real one.
 struct Rank {
-  Rank(Options options, unsigned seed) : storage(storage_of_host(options.path, options.rank)), model(seed) {
+  Rank(Options options, unsigned seed, std::unique_ptr<Clock> clock = nullptr)
+      : storage(storage_of_host(options.path, options.rank)), model(seed) {
     model.add("w", (1u << 20) + 13 + seed);
     model.add("bias", 100);
     auto faulty = std::make_unique<FaultFileSystem>(storage.fs());
     fs = faulty.get();
-    auto opened = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
+    auto opened = open_engine(std::move(options), {.fs = std::move(faulty), .clock = std::move(clock)});
     if (!opened) throw std::runtime_error(opened.error().to_string());
     engine = std::make_unique<Engine>(std::move(*opened));
   }
+  // However a test ended: nothing hangs any more, and nobody waits for a clock that stands still.
+  ~Rank() {
+    if (!engine) return;
+    fs->release_hung();
+    static_cast<void>(engine->close(std::chrono::seconds(60)));
+  }
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
   RankStorage& storage;
   Model model;
   FaultFileSystem* fs = nullptr;  // owned by the engine
@@ -42,7 +58,7 @@ class RanksTest : public EngineTest {
     options.rank = rank;
     options.world = world;
     options.fan_in = 2;
-    options.commit_timeout = milliseconds(30'000);
+    options.commit_timeout = milliseconds(60'000);
     return options;
   }
   using Change = std::function<void(Options&)>;
@@ -53,6 +69,61 @@ class RanksTest : public EngineTest {
       change(options);
       ranks_.push_back(std::make_unique<Rank>(std::move(options), ++seed_));
     }
+  }
+  // On a clock that stands still until the test moves it: no rank runs out of patience because the machine is busy.
+  void start_without_time(std::uint32_t world, const Change& change = [](Options&) {}) {
+    ranks_.clear();
+    for (std::uint32_t rank = 0; rank < world; ++rank) ranks_.push_back(rank_without_time(rank, world, change));
+  }
+  std::unique_ptr<Rank> rank_without_time(
+      std::uint32_t rank, std::uint32_t world, const Change& change = [](Options&) {}) {
+    Options options = rank_options(rank, world);
+    options.commit_timeout = kShort;
+    change(options);
+    return std::make_unique<Rank>(std::move(options), ++seed_, std::make_unique<HandClock>(moved_ns_));
+  }
+  void pass(std::chrono::nanoseconds time) { moved_ns_ += time.count(); }
+  static void until(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    while (!condition()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        ADD_FAILURE() << "it hangs";
+        return;
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+  static bool ended(const Snapshot& snapshot) {
+    return snapshot.error() || snapshot.progress().level == Level::kCommitted;
+  }
+  // Until each of these ranks has looked for messages of the others some more times, or its snapshot has ended. Whoever
+  // looks, waits. Whoever has looked since the clock was moved, knows.
+  void until_looked(const std::vector<std::uint32_t>& ranks, const std::vector<Snapshot>& snapshots) {
+    constexpr std::uint64_t kLists = 32;  // directories: a look around lists several
+    std::map<std::uint32_t, std::uint64_t> enough;
+    for (const std::uint32_t rank : ranks) enough[rank] = ranks_[rank]->fs->count(FsCall::kList) + kLists;
+    for (const std::uint32_t rank : ranks)
+      until([&] { return ended(snapshots[rank]) || ranks_[rank]->fs->count(FsCall::kList) >= enough[rank]; });
+  }
+  // Time passes until this snapshot has ended: first as much as any rank has patience, then by small parts. Before each,
+  // all of these ranks have seen what the last one did, and what the others did about it.
+  void pass_until_ended(std::uint32_t rank, const std::vector<std::uint32_t>& ranks,
+                        const std::vector<Snapshot>& snapshots) {
+    pass(kShort * 9 / 10);
+    for (int parts = 0; parts < 100 && !ended(snapshots[rank]); ++parts) {
+      until_looked(ranks, snapshots);
+      until_looked(ranks, snapshots);
+      pass(kShort / 20);
+    }
+    EXPECT_TRUE(ended(snapshots[rank])) << "rank " << rank << " does not run out of patience";
+  }
+  // The same where nobody competes with this rank.
+  Status end_of(Snapshot snapshot) {
+    until([&] {
+      pass(kShort / 20);
+      return ended(snapshot);
+    });
+    return snapshot.wait(Level::kCommitted, milliseconds(0));
   }
   std::vector<Snapshot> save_all(std::uint64_t step) {
     std::vector<Snapshot> snapshots;
@@ -94,10 +165,19 @@ class RanksTest : public EngineTest {
   }
   // `witness`: who is seen to give the step up before the late one goes on.
   void expect_late_rank_named(std::uint32_t world, std::uint32_t late, std::uint32_t witness) {
-    start(world, [](Options& options) { options.commit_timeout = milliseconds(700); });
+    start_without_time(world);
     commit_all(1);
     ranks_[late]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
     std::vector<Snapshot> snapshots = save_all(2);
+    std::vector<std::uint32_t> others;
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      if (rank == late) continue;
+      others.push_back(rank);
+      ASSERT_TRUE(snapshots[rank].wait(Level::kDurable));
+    }
+    ranks_[late]->fs->wait_hung(1);
+    until_looked(others, snapshots);  // all wait now, and since the same moment
+    pass_until_ended(witness, others, snapshots);
     ASSERT_FALSE(snapshots[witness].wait(Level::kCommitted));
     ranks_[late]->fs->release_hung();
     expect_same_abort(outcomes(std::move(snapshots)), fmt::format("rank {}: did not report within", late));
@@ -128,7 +208,8 @@ class RanksTest : public EngineTest {
     }
   }
 
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::atomic<std::int64_t> moved_ns_{0};     // of the clock that stands still
+  std::vector<std::unique_ptr<Rank>> ranks_;  // ended before the clock
   unsigned seed_ = 0;
 };
 
@@ -212,7 +293,7 @@ TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) { expect_late_ra
 
 // Between its vote and the decision a rank's record comes to hold other bytes: a commit would name what is not there.
 TEST_F(RanksTest, ARecordThatIsNotTheOneVotedForAbortsTheStep) {
-  start(2, [](Options& options) { options.commit_timeout = milliseconds(700); });
+  start_without_time(2);
   commit_all(1);
   ranks_[1]->fs->hang(FsCall::kSyncDirectory, {.path = "step-0000000002"});
   std::vector<Snapshot> snapshots = save_all(2);
@@ -226,6 +307,9 @@ TEST_F(RanksTest, ARecordThatIsNotTheOneVotedForAbortsTheStep) {
     ASSERT_TRUE(stream.good());
   }
   ranks_[1]->fs->release_hung();
+  ASSERT_TRUE(snapshots[1].wait(Level::kDurable));
+  until_looked({1, 0}, snapshots);  // rank 1 waits for the outcome, and rank 0 for the record that it voted for
+  pass_until_ended(0, {0, 1}, snapshots);
   expect_same_abort(outcomes(std::move(snapshots)), "rank 1: its record, as rank 0 finds it, is not the one it wrote");
   commit_all(3);
   EXPECT_EQ(steps_on_disk(), (std::vector<std::uint64_t>{1, 3}));
@@ -244,29 +328,30 @@ TEST_F(RanksTest, RanksInOtherGroupsAreToldSoBeforeAnythingIsSaved) {
 }
 
 TEST_F(RanksTest, ARankThatSavesAnotherStepIsNamedAndMeetsTheOthersAgain) {
-  start(3, [](Options& options) { options.commit_timeout = milliseconds(500); });
+  start_without_time(3);
   commit_all(1);
   std::vector<Snapshot> snapshots;
   for (std::uint32_t rank = 0; rank < 3; ++rank)
     snapshots.push_back(save(*ranks_[rank]->engine, rank == 1 ? 3 : 2, ranks_[rank]->model));
-  std::vector<Status> statuses = outcomes(std::move(snapshots));
-  ASSERT_FALSE(statuses[1]);
-  EXPECT_EQ(statuses[1].error().kind, ErrorKind::kAborted);
-  statuses.erase(statuses.begin() + 1);
-  expect_same_abort(statuses, "rank 1: saved step 3 instead");
+  const Snapshot astray = snapshots[1];
+  snapshots.erase(snapshots.begin() + 1);
+  expect_same_abort(outcomes(std::move(snapshots)), "rank 1: saved step 3 instead");
+  const Status alone = end_of(astray);
+  ASSERT_FALSE(alone);
+  EXPECT_EQ(alone.error().kind, ErrorKind::kAborted);
   commit_all(4);
   EXPECT_EQ(steps_on_disk(), (Steps{1, 4}));
 }
 
 TEST_F(RanksTest, WithoutALeaderNobodyHangsAndNothingCommits) {
-  start(3, [](Options& options) { options.commit_timeout = milliseconds(300); });
+  start_without_time(3);
   commit_all(1);
   ranks_[0]->engine.reset();
-  const Status first = save(*ranks_[1]->engine, 2, ranks_[1]->model).wait(Level::kCommitted);
+  const Status first = end_of(save(*ranks_[1]->engine, 2, ranks_[1]->model));
   ASSERT_FALSE(first);
   EXPECT_EQ(first.error().kind, ErrorKind::kAborted);
   EXPECT_NE(first.error().message.find("rank 0 had not decided"), std::string::npos) << first.error().message;
-  const Status second = save(*ranks_[2]->engine, 2, ranks_[2]->model).wait(Level::kCommitted);
+  const Status second = end_of(save(*ranks_[2]->engine, 2, ranks_[2]->model));
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().message, first.error().message);  // one decision
 }
@@ -282,12 +367,15 @@ TEST_F(RanksTest, AbortedStepsGiveTheirSpaceBackAtOnce) {
 }
 
 TEST_F(RanksTest, ADecisionThatIsThereAlreadyIsObeyedByTheLeader) {
-  start(3, [](Options& options) {
-    if (options.rank == 1) options.commit_timeout = milliseconds(300);
+  start_without_time(3, [](Options& options) {
+    if (options.rank != 1) options.commit_timeout = milliseconds(60'000);
   });
   commit_all(1);
   ranks_[2]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
   std::vector<Snapshot> snapshots = save_all(2);
+  ASSERT_TRUE(snapshots[1].wait(Level::kDurable));
+  until_looked({1}, snapshots);                        // it waits for the outcome
+  pass(kShort * 2);                                    // too long for rank 1, and for no other
   ASSERT_FALSE(snapshots[1].wait(Level::kCommitted));  // it has published the abort
   ranks_[2]->fs->release_hung();                       // now everybody votes for a commit
   expect_same_abort(outcomes(std::move(snapshots)), "when rank 1 ran out of patience");
@@ -375,13 +463,12 @@ TEST_F(RanksTest, AMissingRankIsNamedAndNothingHangs) {
 }
 
 TEST_F(RanksTest, ARankThatRestartsAloneIsNotTakenInAndTheOthersAreTold) {
-  start(2, [](Options& options) { options.commit_timeout = milliseconds(400); });
+  start_without_time(2);
   commit_all(1);
   ranks_[1].reset();
-  Options options = rank_options(1, 2);
-  options.commit_timeout = milliseconds(400);
-  ranks_[1] = std::make_unique<Rank>(std::move(options), 7);
-  const std::vector<Status> statuses = outcomes(save_all(2));
+  ranks_[1] = rank_without_time(1, 2);
+  std::vector<Status> statuses;
+  for (const Snapshot& snapshot : save_all(2)) statuses.push_back(end_of(snapshot));
   ASSERT_FALSE(statuses[0]);
   EXPECT_NE(statuses[0].error().message.find("rank 1: did not report"), std::string::npos);
   ASSERT_FALSE(statuses[1]);
@@ -556,12 +643,15 @@ TEST_P(SkippingRanksTest, ARankThatHearsOfItsTurnTooLateSaysSoAtOnceAndTheNextTu
   start_skipping(3);
   ranks_[1]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
   std::vector<Snapshot> first = save_all(1);
-  constexpr std::uint64_t kAhead = 300;
-  for (std::uint64_t step = 2; step <= kAhead; ++step) EXPECT_FALSE(call(1, step));
+  std::uint64_t ahead = 300;
+  for (std::uint64_t step = 2; step <= ahead; ++step) EXPECT_FALSE(call(1, step));
   ranks_[1]->fs->release_hung();
   for (const Status& status : outcomes(std::move(first))) EXPECT_TRUE(status) << status.error().to_string();
   bool told = false;
-  for (std::uint64_t step = 2; step <= kAhead; ++step) {  // now the others come to these steps
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (std::uint64_t step = 2; step <= ahead; ++step) {  // now the others come to these steps
+    // On a busy machine rank 0 may take its time to give the turn: until it has, rank 1 stays ahead.
+    if (!told && std::chrono::steady_clock::now() < deadline) static_cast<void>(call(1, ++ahead));
     std::optional<Snapshot> saved = call(0, step);
     static_cast<void>(call(2, step));
     if (saved) {
@@ -573,7 +663,7 @@ TEST_P(SkippingRanksTest, ARankThatHearsOfItsTurnTooLateSaysSoAtOnceAndTheNextTu
     std::this_thread::sleep_for(milliseconds(1));  // a step of training
   }
   EXPECT_TRUE(told);
-  train(kAhead + 1, 2);
+  train(ahead + 1, 2);
 }
 
 TEST_P(SkippingRanksTest, AfterARestoreTheTurnsBeginAnew) {

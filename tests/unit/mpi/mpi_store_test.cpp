@@ -124,10 +124,14 @@ TEST(MpiStore, ARankZeroThatHasGoneIsAnErrorAndNotAHang) {
 TEST(MpiStore, AnIdleStoreLeavesTheCoresToTheProgram) {
   const auto store = open_store();
   meet();
+  const auto began = std::chrono::steady_clock::now();
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::seconds(1));  // not to wait for anything: the time that is measured
-  EXPECT_LT(cpu_seconds() - before, 0.2);  // one that polls without a pause takes all of it
-  std::printf("rank %d: %.2f ms of CPU in an idle second\n", this_rank(), (cpu_seconds() - before) * 1e3);
+  const double used = cpu_seconds() - before;
+  // Of the time that has really passed: on a busy machine a second may take longer.
+  const double passed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  EXPECT_LT(used, 0.2 * passed);  // one that polls without a pause takes all of it
+  std::printf("rank %d: %.2f ms of CPU in an idle second\n", this_rank(), used / passed * 1e3);
   meet();
 }
 
