@@ -33,7 +33,7 @@ section = printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help:
 	@echo "Slackwater: checkpoints at every iteration"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Settings: PYTHON=$(PYTHON) JOBS=$(JOBS)"
 
@@ -77,8 +77,12 @@ build/.installed: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | pack
 ## Test ---------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: build test-cpp test-asan test-tsan test-fuzz test-python test-wheel  ## everything below, in this order
+test: build test-cpp test-python test-wheel  ## C++ tests of the release build, Python tests, the wheel
 	@$(call section,All tests passed)
+
+.PHONY: test-sanitizers
+test-sanitizers: test-asan test-tsan test-fuzz  ## the C++ tests once more under asan, ubsan and tsan, and short fuzzing
+	@$(call section,All tests passed under the sanitizers)
 
 .PHONY: test-cpp
 test-cpp: build  ## C++ tests, release build

@@ -1,7 +1,9 @@
 # slackwater_library(<folder> SOURCES ... USES <folders> LIBRARIES <targets>)
 #   Target sw_<folder>, made of src/<folder>. USES names the only other folders it may include from; LIBRARIES are third-party.
-# slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...])
-#   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan.
+# slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...] [PROGRAM <program>])
+#   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan. Tests that name
+#   the same PROGRAM are compiled and linked together. <name> is then a link to that program, which runs only the tests
+#   in SOURCES when it is called by that name (tests/support/test_main.cpp).
 # slackwater_test_on_nfs(<names>)
 #   Runs these tests a second time, as <name>_on_nfs, with each rank on an NFS host of its own (tests/support/rank_storage.hpp).
 # slackwater_mpirun(<variable>)
@@ -36,8 +38,10 @@ function(slackwater_library folder)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLACKWATER_UNITY} UNITY_BUILD_BATCH_SIZE 0)
 endfunction()
 
-# Compiling tests, three times over, is most of what `make test` does. So they are hardly optimised (what they test is), and
-# the headers that nearly all of them include are compiled once.
+# Compiling tests, three times over, is most of what `make test` and `make test-sanitizers` do. Three things make it
+# quick. Tests are hardly optimised (what they test is). The headers that nearly all of them include are compiled once.
+# And several files are compiled as one: half of the time for a file goes into headers and templates that its neighbours
+# need too. SLACKWATER_UNITY=OFF compiles each file alone, and makes each test a program of its own.
 function(slackwater_test_headers)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
   add_executable(sw_test_headers ${PROJECT_BINARY_DIR}/test_headers.cpp)  # a program, as those that use the headers
@@ -48,29 +52,71 @@ function(slackwater_test_headers)
     <fmt/format.h> <nlohmann/json.hpp> <gtest/gtest.h> <gmock/gmock.h>)
 endfunction()
 
-function(slackwater_test name)
-  cmake_parse_arguments(arg "" "" "SOURCES;USES;LABELS" ${ARGN})
+# What every program of tests has, made of one test or of several.
+function(slackwater_test_program program)
   find_package(GTest REQUIRED)
   if(NOT TARGET sw_test_headers)
     slackwater_test_headers()
   endif()
-  add_executable(${name} ${arg_SOURCES})
-  target_compile_options(${name} PRIVATE -Og)
-  target_precompile_headers(${name} REUSE_FROM sw_test_headers)
+  add_executable(${program})
+  target_compile_options(${program} PRIVATE -Og)
+  target_precompile_headers(${program} REUSE_FROM sw_test_headers)
+  target_link_libraries(${program} PRIVATE sw_flags GTest::gtest GTest::gmock)
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  add_dependencies(all_tests ${program})
+endfunction()
+
+# At most seven files at a time, in parts of equal size: larger ones would leave a processor without work at the end.
+function(slackwater_test_sources program)
+  target_sources(${program} PRIVATE ${ARGN})
+  get_target_property(sources ${program} SOURCES)
+  list(LENGTH sources count)
+  math(EXPR units "(${count} + 6) / 7")
+  math(EXPR batch "(${count} + ${units} - 1) / ${units}")
+  set_target_properties(${program} PROPERTIES UNITY_BUILD ${SLACKWATER_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
+endfunction()
+
+function(slackwater_test name)
+  cmake_parse_arguments(arg "" "PROGRAM" "SOURCES;USES;LABELS" ${ARGN})
   list(TRANSFORM arg_USES PREPEND sw_ OUTPUT_VARIABLE used)
-  target_link_libraries(${name} PRIVATE ${used} sw_flags GTest::gtest GTest::gmock GTest::gtest_main)
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  add_test(NAME ${name} COMMAND ${name})
-  add_dependencies(all_tests ${name})
+  if(arg_PROGRAM AND SLACKWATER_UNITY)
+    set(program ${arg_PROGRAM})
+    if(NOT TARGET ${program})
+      slackwater_test_program(${program})
+      slackwater_test_sources(${program} ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
+      target_compile_definitions(${program} PRIVATE
+        SLACKWATER_TEST_PROGRAM="${program}"
+        SLACKWATER_TEST_SOURCES="$<JOIN:$<TARGET_PROPERTY:${program},SLACKWATER_TEST_SOURCES>,$<SEMICOLON>>")
+    endif()
+    foreach(source ${arg_SOURCES})
+      set_property(TARGET ${program} APPEND PROPERTY SLACKWATER_TEST_SOURCES "${name}=${source}")
+    endforeach()
+    add_custom_command(TARGET ${program} POST_BUILD COMMAND ${CMAKE_COMMAND} -E create_symlink ${program} ${name}
+      WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+    add_custom_target(${name} DEPENDS ${program})  # so that a build can ask for it by name
+    add_test(NAME ${name} COMMAND ${CMAKE_CURRENT_BINARY_DIR}/${name})
+  else()
+    set(program ${name})
+    slackwater_test_program(${program})
+    target_link_libraries(${program} PRIVATE GTest::gtest_main)
+    add_test(NAME ${name} COMMAND ${name})
+  endif()
+  slackwater_test_sources(${program} ${arg_SOURCES})
+  target_link_libraries(${program} PRIVATE ${used})
   if("threads" IN_LIST arg_LABELS)
-    add_dependencies(threads_tests ${name})
+    add_dependencies(threads_tests ${program})
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
 endfunction()
 
 function(slackwater_test_on_nfs)
   foreach(name ${ARGN})
-    add_test(NAME ${name}_on_nfs COMMAND ${name})
+    set(command ${name})
+    get_target_property(kind ${name} TYPE)
+    if(kind STREQUAL "UTILITY")  # compiled together with others
+      set(command ${CMAKE_CURRENT_BINARY_DIR}/${name})
+    endif()
+    add_test(NAME ${name}_on_nfs COMMAND ${command})
     get_test_property(${name} LABELS labels)
     set_tests_properties(${name}_on_nfs PROPERTIES LABELS "${labels}" TIMEOUT 600 ENVIRONMENT "SLACKWATER_TEST_NFS=1")
   endforeach()

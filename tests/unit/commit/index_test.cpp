@@ -8,6 +8,7 @@
 
 namespace slackwater {
 namespace {
+namespace index_test {  // example: another file that this one may be compiled with has that name too
 
 std::vector<IndexEntry> example() {
   return {
@@ -102,5 +103,6 @@ TEST(Index, ForgeriesUnderAGoodDigestAreRefused) {
                  "'t' twice");
 }
 
+}  // namespace index_test
 }  // namespace
 }  // namespace slackwater

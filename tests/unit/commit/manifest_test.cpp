@@ -11,6 +11,7 @@
 
 namespace slackwater {
 namespace {
+namespace manifest_test {  // example, forged: another file that this one may be compiled with has that name too
 
 Manifest example() {
   Manifest manifest;
@@ -178,5 +179,6 @@ TEST(Manifest, DuplicateKeysAreRefusedEvenUnderAGoodDigest) {
   expect_error(seal_json_text(body + ",\"step\":43"), "'step' twice");
 }
 
+}  // namespace manifest_test
 }  // namespace
 }  // namespace slackwater

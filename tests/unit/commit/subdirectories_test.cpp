@@ -10,6 +10,7 @@
 
 namespace slackwater::test {
 namespace {
+namespace subdirectories_test {  // Names: another file that this one may be compiled with has that name too
 
 constexpr RankFiles kTwoEach{.ranks_in_directory = 2};
 
@@ -175,5 +176,6 @@ TEST_F(SubdirectoriesTest, ALinkInTheirPlaceIsNeitherWrittenNorDeletedThrough) {
   EXPECT_TRUE(exists(in(5, "g0001")));
 }
 
+}  // namespace subdirectories_test
 }  // namespace
 }  // namespace slackwater::test

@@ -9,6 +9,7 @@
 
 namespace slackwater::test {
 namespace {
+namespace restore_worlds_test {  // Rank: another file that this one may be compiled with has that name too
 
 // One rank of a run that holds a box of each tensor: some rows of "rows", some columns of "columns".
 struct Rank {
@@ -163,5 +164,6 @@ TEST_F(RestoreWorldsTest, ARecordThatIsGoneMakesAllFallBack) {
   expect_restored(1, 3);
 }
 
+}  // namespace restore_worlds_test
 }  // namespace
 }  // namespace slackwater::test

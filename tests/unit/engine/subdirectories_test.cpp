@@ -12,6 +12,7 @@
 
 namespace slackwater::test {
 namespace {
+namespace subdirectories_test {  // Rank: another file that this one may be compiled with has that name too
 
 namespace stdfs = std::filesystem;
 
@@ -231,5 +232,6 @@ TEST_F(SubdirectoriesTest, ALinkOnTheWayOfASaveIsNotWrittenThroughAndTheNextStep
   commit_all(3);
 }
 
+}  // namespace subdirectories_test
 }  // namespace
 }  // namespace slackwater::test

@@ -16,6 +16,7 @@
 
 namespace slackwater {
 namespace {
+namespace read_test {  // kMiB: another file that this one may be compiled with has that name too
 
 using test::Bytes;
 using test::must;
@@ -229,5 +230,6 @@ TEST_F(ReadTest, NamesFileOffsetAndTensorOfADamagedBlock) {
   EXPECT_EQ(memory, tensors[1].bytes) << "the damage lies elsewhere";
 }
 
+}  // namespace read_test
 }  // namespace
 }  // namespace slackwater
