@@ -154,16 +154,16 @@ bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="
 
 .PHONY: bench-lazy
 bench-lazy: build  ## nine minutes: lazy copies on a simulated GPU beside the paper's figures; ARGS="--quick" for a short look
-	cmake --build build/release --target sw_cli slackwater_sim_cuda
+	cmake --build build/release --target slackwater_bench slackwater_sim_cuda
 	mkdir -p bench/results
-	build/release/src/cli/slackwater bench lazy --dir build --json bench/results/lazy.json $(ARGS)
+	build/release/bench/slackwater_bench lazy --dir build --json bench/results/lazy.json $(ARGS)
 	$(PYTHON) bench/lazy_plots.py bench/results/lazy.json bench/results
 
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
-	cmake --build build/release --target sw_cli
+	cmake --build build/release --target slackwater_bench
 	mkdir -p bench/results
-	build/release/src/cli/slackwater bench commit --dir build --json bench/results/commit.json $(ARGS)
+	build/release/bench/slackwater_bench commit --dir build --json bench/results/commit.json $(ARGS)
 
 ## Care ---------------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Draws the figures of docs/benchmarks.md from the JSON of `slackwater bench lazy`. Plain SVG, nothing to install.
+"""Draws the figures of docs/benchmarks.md from the JSON of `slackwater_bench lazy`. Plain SVG, nothing to install.
 
     python bench/lazy_plots.py lazy.json docs/figures
 """

@@ -1,4 +1,5 @@
-// slackwater_bench NAME [options]: runs one benchmark, prints its table, writes its JSON. bench/run.py runs them all.
+// slackwater_bench NAME [options]: runs one benchmark, prints its table, writes its JSON. bench/run.py runs those of
+// docs/benchmarks.md; `lazy` and `commit` (bench/lazy, bench/commit) have options, tables and JSON of their own.
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -9,7 +10,9 @@
 #include <fmt/format.h>
 
 #include "base/error.hpp"
+#include "bench/command.hpp"
 #include "benchmarks.hpp"
+#include "cli/text.hpp"
 
 namespace slackwater::bench {
 
@@ -101,7 +104,17 @@ int main_of(int argc, char** argv) {
   add_common(*child);
   child->add_option("what", what)->required();
   child->add_option("output", output)->required();
-  CLI11_PARSE(app, argc, argv);
+  const std::array verbs{add_lazy(app), add_commit(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    cli::print_problem("error", error.what());
+    cli::print_problem("hint", "slackwater_bench --help lists the benchmarks, slackwater_bench NAME --help options");
+    return cli::kFailed;
+  }
+  for (const cli::Verb& verb : verbs)
+    if (verb.parser->parsed()) return verb.run();
 
   Status status;
   if (child->parsed()) {
@@ -111,9 +124,7 @@ int main_of(int argc, char** argv) {
       if (app.got_subcommand(std::string(benchmark.name))) status = run(benchmark, settings, json_path);
     }
   }
-  if (status) return 0;
-  fmt::print(stderr, "slackwater_bench: {}\n", status.error().to_string());
-  return 1;
+  return status ? cli::kFine : report_failure(status.error());
 }
 
 }  // namespace

@@ -59,6 +59,8 @@ def check_contents(wheel: Path) -> None:
     )
     strays = [name for name in names if not name.startswith(("slackwater/", "slackwater-"))]
     expect(not strays, f"{wheel.name} holds files it should not: {strays}")
+    bench = [name for name in names if "bench" in name.lower()]
+    expect(not bench, f"{wheel.name} holds benchmarks: {bench}")
 
 
 def check_installed(wheel: Path, version: str, folder: Path) -> None:
@@ -81,6 +83,7 @@ def check_installed(wheel: Path, version: str, folder: Path) -> None:
 
     command = environment / "bin" / "slackwater"
     expect(version in run(str(command), "--version"), f"slackwater --version does not say {version}")
+    expect("bench" not in run(str(command), "--help"), "slackwater --help names benchmarks, which must stay out")
     imported = run(str(python), "-c", SMOKE_TEST, str(folder / "run")).strip()
     expect(imported == version, f"slackwater.__version__ is {imported}, the wheel is {version}")
     run(str(command), "verify", str(folder / "run"))

@@ -1,5 +1,5 @@
 // slackwater: looks at checkpoint directories (ls, show and verify only read, take no lock, and may run beside a
-// trainer), keeps or removes checkpoints (pin; rm and gc, which take the lock), and measures the engine.
+// trainer), and keeps or removes checkpoints (pin; rm and gc, which take the lock).
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -21,21 +21,17 @@ constexpr const char* kFooter = R"(Examples:
   slackwater pin runs/gpt 42                    keep step 42, whatever is deleted around it
   slackwater rm runs/gpt 3 9                    remove two steps
   slackwater gc runs/gpt --dry-run              what killed runs left behind
-  slackwater bench lazy --quick                 lazy checkpoints on a simulated GPU
-  slackwater bench commit --quick               commits of many ranks
 
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing
 readable there.)";
 
 int run(int argc, char** argv) {
-  CLI::App parser(
-      "Lists, shows, verifies, pins and removes Slackwater checkpoints. Measures the engine.",
-      "slackwater");
+  CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints.", "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_pin(parser),
-                                add_rm(parser), add_gc(parser),     add_bench(parser)};
+  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser),
+                                add_pin(parser), add_rm(parser), add_gc(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -21,6 +21,5 @@ struct Verb {
 [[nodiscard]] Verb add_rm(CLI::App& parser);
 [[nodiscard]] Verb add_pin(CLI::App& parser);
 [[nodiscard]] Verb add_gc(CLI::App& parser);
-[[nodiscard]] Verb add_bench(CLI::App& parser);
 
 }  // namespace slackwater::cli

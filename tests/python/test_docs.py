@@ -6,7 +6,7 @@ process of its own.
 - A Python block is run twice: the second run restores what the first has saved. If it begins with a comment that names
   a file (`# train.py`) it is only written there: a shell block of the page runs it.
 - A shell block is run command by command. `make` is not run; its target must exist. Nor is `pip install`; what it names
-  must be a requirement, or a file of the repository. `slackwater bench` and scripts of bench/ are asked for --help.
+  must be a requirement, or a file of the repository. Scripts of bench/ are asked for --help.
 - A C++ block is compiled.
 - Blocks without a language, or with `text`, are not code.
 
@@ -134,7 +134,7 @@ class Follower:
         elif program in ("python", "python3"):
             self.script(block, words[1], words[2:], None)
         elif program == "slackwater":
-            self.process(place, [slackwater(), *(words[1:3] + ["--help"] if words[1] == "bench" else words[1:])])
+            self.process(place, [slackwater(), *words[1:]])
         else:
             pytest.fail(f"{place}: tests/python/test_docs.py does not know how to try '{program}'")
 

@@ -1,0 +1,371 @@
+#include "bench/commit/light_ranks.hpp"
+
+#include <malloc.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <latch>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+#include "base/thread.hpp"
+#include "commit/directory_coordinator.hpp"
+#include "commit/index.hpp"
+#include "commit/store_coordinator.hpp"
+#include "os/durable.hpp"
+
+namespace slackwater::bench {
+namespace {
+
+constexpr std::int64_t kRowsOfARank = 16;
+constexpr std::int64_t kColumns = 4096;
+constexpr std::uint64_t kShardBytes = kRowsOfARank * kColumns * 2;
+constexpr std::uint64_t kHeaderBytes = 64u << 10;
+constexpr std::chrono::minutes kPatience{10};
+
+// What `call` took is added to `cost`.
+template <class Call>
+auto timed(Cost& cost, const Call& call) {
+  const auto began = std::chrono::steady_clock::now();
+  const double cpu = thread_cpu_seconds();
+  auto result = call();
+  cost.cpu_s += thread_cpu_seconds() - cpu;
+  cost.wall_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  return result;
+}
+
+// Calls `act` for each rank, on as many threads as there are cores. The first error ends it.
+Status for_each_rank(const std::vector<std::uint32_t>& ranks, std::vector<Cost>& costs,
+                     const std::function<Status(std::uint32_t, Cost&)>& act) {
+  costs.assign(ranks.size(), {});
+  std::atomic<std::size_t> next = 0;
+  std::mutex mutex;
+  std::optional<Error> error;
+  const auto work = [&] {
+    for (std::size_t at = next++; at < ranks.size(); at = next++) {
+      if (Status done = act(ranks[at], costs[at]); !done) {
+        std::lock_guard lock(mutex);
+        if (!error) error = std::move(done).error();
+        next = ranks.size();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (unsigned i = 1; i < std::clamp(std::thread::hardware_concurrency(), 1u, 8u); ++i)
+      threads.push_back(start_thread(fmt::format("bench-ranks-{}", i), [&](const std::stop_token&) { work(); }));
+    work();
+  }
+  if (error) return fail(std::move(*error));
+  return {};
+}
+
+std::uint64_t memory_line(const char* name) {
+  std::ifstream lines("/proc/self/status");
+  for (std::string word; lines >> word;) {
+    if (word != name) continue;
+    std::uint64_t kib = 0;
+    lines >> kib;
+    return kib << 10;
+  }
+  return 0;
+}
+
+// How much more memory the process had since then, at most, than it has now.
+class MemoryPeak {
+ public:
+  MemoryPeak() {
+    ::malloc_trim(0);
+    std::ofstream("/proc/self/clear_refs") << "5";  // begins the high-water mark anew
+    before_ = memory_line("VmRSS:");
+  }
+  [[nodiscard]] std::uint64_t bytes() const {
+    const std::uint64_t peak = memory_line("VmHWM:");
+    return peak > before_ ? peak - before_ : 0;
+  }
+
+ private:
+  std::uint64_t before_ = 0;
+};
+
+}  // namespace
+
+double thread_cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+
+Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank) {
+  Record record{.run = attempt.run, .identity = {step, attempt.number, rank, attempt.world}, .files = {}};
+  constexpr std::uint64_t kBlocks = 16;
+  record.files.push_back({.name = RankFiles::of_world(attempt.world).data(rank, 0),
+                          .size_bytes = kBlocks * kBlockBytes,
+                          .tensor_count = 1,
+                          .block_digests = std::vector<std::uint64_t>(kBlocks, rank)});
+  return record;
+}
+
+Status write_light_record(FileSystem& fs, const std::string& directory, const Record& record) {
+  const std::string text = serialize(record);
+  const RankFiles files = RankFiles::of_world(record.identity.world);
+  const std::uint32_t rank = record.identity.rank;
+  if (const std::string own = files.directory(rank); !own.empty())
+    SW_TRY(ensure_directory(fs, fmt::format("{}/{}", directory, own)));
+  SW_ASSIGN(auto file, fs.open(fmt::format("{}/{}", directory, files.record(rank)), OpenMode::kCreateExclusive, false));
+  SW_TRY(file->write_at(std::as_bytes(std::span(text)), 0));
+  return file->close();
+}
+
+std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, std::uint32_t tensors) {
+  std::vector<IndexEntry> entries;
+  entries.reserve(tensors);
+  for (std::uint32_t i = 0; i < tensors; ++i) {
+    entries.push_back({.name = fmt::format("model.layers.{}.self_attn.q_proj.weight", i),
+                       .dtype = DType::kBF16,
+                       .shape = {kRowsOfARank * ranks, kColumns},
+                       .alias_of = {},
+                       .shards = {{.box_offset = {kRowsOfARank * rank, 0},
+                                   .box_shape = {kRowsOfARank, kColumns},
+                                   .file = RankFiles::of_world(ranks).data(rank, 0),
+                                   .offset = kHeaderBytes + i * kShardBytes,
+                                   .size_bytes = kShardBytes}}});
+  }
+  return entries;
+}
+
+Ballot light_ballot(const Record& record, IndexPart part) {
+  const std::uint32_t rank = record.identity.rank;
+  Ballot ballot;
+  ballot.records = {run_of(rank, digest128(serialize(record)))};
+  ballot.index_parts = {std::move(part)};
+  ballot.size_bytes = record.files.front().size_bytes;
+  return ballot;
+}
+
+LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory, const CommitPlan& plan, Medium medium,
+                       std::uint32_t ranks)
+    : fs_(fs),
+      clock_(clock),
+      directory_(std::move(directory)),
+      plan_(plan),
+      medium_(medium),
+      ranks_(ranks),
+      stores_{CountingStore(values_), CountingStore(values_), CountingStore(values_)},
+      ledgers_(ranks) {
+  for (std::uint32_t rank = 0; rank < ranks; ++rank) {
+    ids_.push_back(random_id());
+    part_texts_.push_back(serialize_index(light_entries(rank, ranks, plan.tensors)));
+  }
+}
+
+RankRole LightRanks::role_of(std::uint32_t rank) const {
+  if (rank == 0) return RankRole::kLeader;
+  return rank % plan_.fan_in == 0 ? RankRole::kSpeaker : RankRole::kMember;
+}
+
+std::unique_ptr<Coordinator> LightRanks::make_coordinator(RankRole role) {
+  if (medium_ == Medium::kDirectory) return std::make_unique<DirectoryCoordinator>(fs_, clock_, directory_);
+  return std::make_unique<StoreCoordinator>(stores_[static_cast<std::size_t>(role)], clock_, directory_);
+}
+
+Coordinator& LightRanks::coordinator_of(std::uint32_t rank) const {
+  return *coordinators_[static_cast<std::size_t>(role_of(rank))];
+}
+
+Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) const {
+  const std::string& text = part_texts_[rank];
+  return light_ballot(light_record(attempt_, step, rank), {.rank = rank, .digest = digest128(text), .text = text});
+}
+
+std::vector<std::vector<std::uint32_t>> LightRanks::by_height() const {
+  std::vector<std::vector<std::uint32_t>> ranks(RankTree(0, ranks_, plan_.fan_in).levels());
+  for (std::uint32_t rank = 1; rank < ranks_; ++rank)
+    ranks[RankTree(rank, ranks_, plan_.fan_in).height()].push_back(rank);
+  return ranks;
+}
+
+Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank], plan_.fan_in}; }
+
+Fleet LightRanks::fleet_of(std::uint32_t rank) const {
+  return Fleet({.rank = rank,
+                .world = ranks_,
+                .fan_in = plan_.fan_in,
+                .timeout = kPatience,
+                .files = RankFiles::of_world(ranks_)},
+               coordinator_of(rank), fs_, clock_);
+}
+
+Result<Gathering> LightRanks::gather() {
+  SW_ASSIGN(versions_, VersionStore::open(fs_, clock_, directory_, Log()));
+  const auto at_once = [&] { return Patience{clock_.now(), {}}; };
+  const auto patiently = [&] { return Patience{clock_.now() + kPatience, {}}; };
+  for (const RankRole role : {RankRole::kMember, RankRole::kSpeaker, RankRole::kLeader})
+    coordinators_[static_cast<std::size_t>(role)] = make_coordinator(role);
+
+  // A gathering that ran out of time goes on where it was: rank 0 opens the session, the others join, and nobody waits.
+  static_cast<void>(coordinator_of(0).gather(member(0), at_once()));
+  std::vector<std::uint32_t> others;
+  for (std::uint32_t rank = 1; rank < ranks_; ++rank) others.push_back(rank);
+  std::vector<Cost> joins;
+  SW_TRY(for_each_rank(others, joins, [&](std::uint32_t rank, Cost& cost) -> Status {
+    const bool stays = rank == 1 || rank == plan_.fan_in;  // these two go on in the name of all
+    const auto own = stays ? nullptr : make_coordinator(role_of(rank));
+    Coordinator& coordinator = stays ? coordinator_of(rank) : *own;
+    timed(cost, [&] { return coordinator.gather(member(rank), at_once()); });
+    return {};
+  }));
+  Cost gathered;
+  const auto members = timed(gathered, [&] { return coordinator_of(0).gather(member(0), patiently()); });
+  if (!members) return fail(members.error());
+  Cost roster;
+  for (const std::uint32_t rank : {1u, plan_.fan_in}) {
+    if (rank >= ranks_) continue;
+    roster = {};
+    SW_TRY(timed(roster, [&] { return coordinator_of(rank).gather(member(rank), patiently()); }));
+  }
+  SW_ASSIGN(attempt_, versions_->claim("bench", {}, *members));
+  for (CountingStore& store : stores_) static_cast<void>(store.take());
+  std::ranges::sort(joins, {}, &Cost::wall_s);
+  return Gathering{joins[joins.size() / 2].wall_s, gathered.wall_s, roster.wall_s};
+}
+
+Result<std::string> LightRanks::prepare(const VersionName& version) {
+  SW_ASSIGN(std::string path, versions_->make_version(version.step));
+  std::vector<std::uint32_t> all;
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) all.push_back(rank);
+  std::vector<Cost> ignored;
+  SW_TRY(for_each_rank(all, ignored, [&](std::uint32_t rank, Cost&) {
+    return write_light_record(fs_, path, light_record(attempt_, version.step, rank));
+  }));
+  return path;
+}
+
+// As Engine::Impl::decide_for_all().
+Status LightRanks::lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs) {
+  Fleet fleet = fleet_of(0);
+  SW_ASSIGN(Ballot ballots,
+            timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), ledgers_[0], {}); }));
+  if (!ballots.failures.empty()) return fail(ErrorKind::kAborted, describe(ballots.failures), path);
+  SW_ASSIGN(const auto index, timed(costs.merge, [&] {
+              return ledgers_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
+            }));
+  SW_ASSIGN(std::vector<RecordReference> records, references(ballots, RankFiles::of_world(ranks_), path));
+  Manifest manifest{.required_features = {kGlobalTensorsFeature},
+                    .run = attempt_.run,
+                    .step = version.step,
+                    .attempt = version.attempt,
+                    .world = ranks_,
+                    .records = std::move(records),
+                    .index_digest = index->digest,
+                    .size_bytes = ballots.size_bytes,
+                    .tensor_count = index->tensor_count};
+  const auto write = [&]() -> Status {
+    SW_TRY(versions_->write_index(version, index->text));
+    SW_TRY(versions_->decide(manifest));
+    return {};
+  };
+  SW_TRY(timed(costs.decide, write));
+  ledgers_[0].committed();
+  costs.index_bytes = index->text.size();
+  costs.manifest_bytes = serialize(manifest).size();
+  return timed(costs.announce, [&] { return fleet.announce(version, {}); });
+}
+
+Status LightRanks::learn(std::uint32_t rank, const VersionName& version) {
+  Fleet fleet = fleet_of(rank);
+  SW_ASSIGN(const auto outcome, fleet.await_outcome(version, {}));
+  if (!outcome || outcome->error) return fail(ErrorKind::kInternal, "a rank did not hear of the commit", directory_);
+  fleet.forget(version);
+  ledgers_[rank].committed();
+  return {};
+}
+
+Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
+  const VersionName version{step, attempt_.number};
+  SW_ASSIGN(const std::string path, prepare(version));
+  const std::vector<std::vector<std::uint32_t>> ranks = by_height();
+  const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
+    Fleet fleet = fleet_of(rank);
+    Ballot ballot = ballot_of(rank, step);
+    SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), ledgers_[rank], {}); }));
+    return {};
+  };
+  const auto hear = [&](std::uint32_t rank, Cost& cost) -> Status {
+    return timed(cost, [&] { return learn(rank, version); });
+  };
+  CommitCosts costs;
+  SW_TRY(for_each_rank(ranks.front(), costs.votes, cast));
+  for (std::size_t height = 1; height < ranks.size(); ++height)
+    SW_TRY(for_each_rank(ranks[height], costs.reports.emplace_back(), cast));
+  Ballot own = ballot_of(0, step);
+  const MemoryPeak peak;
+  SW_TRY(lead(version, path, std::move(own), costs));
+  costs.leader_memory_bytes = peak.bytes();
+  SW_TRY(for_each_rank(ranks.front(), costs.learned, hear));
+  for (std::size_t height = 1; height < ranks.size(); ++height)
+    SW_TRY(for_each_rank(ranks[height], costs.forwarded.emplace_back(), hear));
+  return costs;
+}
+
+Result<double> LightRanks::commit_at_once(std::uint64_t step) {
+  const VersionName version{step, attempt_.number};
+  SW_ASSIGN(const std::string path, prepare(version));
+  std::vector<Ballot> ballots;
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) ballots.push_back(ballot_of(rank, step));
+
+  std::latch ready(ranks_);
+  std::mutex mutex;
+  std::optional<Error> error;
+  std::chrono::steady_clock::time_point began;
+  const auto act = [&](std::uint32_t rank) -> Status {
+    if (rank == 0) {
+      CommitCosts ignored;
+      return lead(version, path, std::move(ballots[0]), ignored);
+    }
+    Fleet fleet = fleet_of(rank);
+    SW_TRY(fleet.vote(version, path, std::move(ballots[rank]), ledgers_[rank], {}));
+    return learn(rank, version);
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
+      threads.push_back(start_thread(fmt::format("bench-rank-{}", rank), [&, rank](const std::stop_token&) {
+        ready.arrive_and_wait();
+        if (Status done = act(rank); !done) {
+          std::lock_guard lock(mutex);
+          if (!error) error = std::move(done).error();
+        }
+      }));
+    }
+    ready.arrive_and_wait();
+    began = std::chrono::steady_clock::now();
+    if (Status done = act(0); !done) {
+      std::lock_guard lock(mutex);
+      if (!error) error = std::move(done).error();
+    }
+  }
+  if (error) return fail(std::move(*error));
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+Traffic LightRanks::take_traffic(RankRole role) {
+  const CountingStore::Counts counts = stores_[static_cast<std::size_t>(role)].take();
+  const std::uint32_t speakers = (ranks_ - 1) / plan_.fan_in;
+  const std::uint32_t of_role = role == RankRole::kLeader    ? 1
+                                : role == RankRole::kSpeaker ? std::max(speakers, 1u)
+                                                             : std::max(ranks_ - 1 - speakers, 1u);
+  const auto each = [&](std::uint64_t all) { return static_cast<double>(all) / of_role; };
+  return {each(counts.calls), each(counts.values), each(counts.bytes)};
+}
+
+}  // namespace slackwater::bench
