@@ -42,7 +42,7 @@ case ${1:-} in
     if [[ -z $ruff ]]; then
       echo "lint: ruff is not installed, Python is not checked"
     else
-      "$ruff" check python examples scripts tests/python
+      "$ruff" check python examples scripts tests/python tests/fixtures
     fi
     ;;
   *) echo "usage: lint.sh format | format-check | tidy-all | tidy-changed <commit> | ruff <bin folder>" >&2; exit 2 ;;
