@@ -17,6 +17,7 @@ import pytest
 import slackwater as sw
 import torch
 from hypothesis import settings
+from support import SECONDS
 
 torch.set_num_threads(1)
 settings.register_profile("slackwater", deadline=None, max_examples=60)
@@ -27,7 +28,7 @@ SMALL: dict[str, Any] = {"pool": "4MiB", "slab": "1MiB"}
 
 @pytest.fixture(autouse=True)
 def _no_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(120, exit=True)
+    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -56,7 +57,7 @@ def make(path: Path) -> Iterator[Callable[..., sw.Checkpointer]]:
     yield build
     for checkpointer in made:
         with contextlib.suppress(sw.Error):
-            checkpointer.close(timeout=30)
+            checkpointer.close(timeout=120)
 
 
 @pytest.fixture
