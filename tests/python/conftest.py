@@ -14,9 +14,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+import rank_processes
 import slackwater as sw
 import torch
 from hypothesis import settings
+from resume_server import Server
 from support import SECONDS
 
 torch.set_num_threads(1)
@@ -24,6 +26,21 @@ settings.register_profile("slackwater", deadline=None, max_examples=60)
 settings.load_profile("slackwater")
 
 SMALL: dict[str, Any] = {"pool": "4MiB", "slab": "1MiB"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rank_server() -> Iterator[None]:
+    yield
+    if rank_processes.server.cache_info().currsize:
+        rank_processes.server().close()
+
+
+@pytest.fixture(scope="session")
+def resume_server() -> Iterator[Server]:
+    """Trains, is killed and resumes in processes of its own."""
+    server = Server()
+    yield server
+    server.close()
 
 
 @pytest.fixture(autouse=True)

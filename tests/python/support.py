@@ -149,6 +149,7 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
     """A Python program on its own, with pipes, that hears Ctrl-C; ``python`` runs one to its end."""
     return subprocess.Popen(
         [sys.executable, "-c", _HEARS_CTRL_C + textwrap.dedent(code), *map(str, arguments)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
