@@ -14,9 +14,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
+import rank_processes
 import slackwater as sw
 import torch
 from hypothesis import settings
+from resume_server import Server
+from support import SECONDS
 
 torch.set_num_threads(1)
 settings.register_profile("slackwater", deadline=None, max_examples=60)
@@ -25,9 +28,24 @@ settings.load_profile("slackwater")
 SMALL: dict[str, Any] = {"pool": "4MiB", "slab": "1MiB"}
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _rank_server() -> Iterator[None]:
+    yield
+    if rank_processes.server.cache_info().currsize:
+        rank_processes.server().close()
+
+
+@pytest.fixture(scope="session")
+def resume_server() -> Iterator[Server]:
+    """Trains, is killed and resumes in processes of its own."""
+    server = Server()
+    yield server
+    server.close()
+
+
 @pytest.fixture(autouse=True)
 def _no_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(120, exit=True)
+    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 
@@ -56,7 +74,7 @@ def make(path: Path) -> Iterator[Callable[..., sw.Checkpointer]]:
     yield build
     for checkpointer in made:
         with contextlib.suppress(sw.Error):
-            checkpointer.close(timeout=30)
+            checkpointer.close(timeout=120)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-SECONDS = 100  # for one script
+SECONDS = 300  # for one script: a safety net
 
 
 class Server:
@@ -48,7 +48,7 @@ class Server:
     def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=SECONDS)
 
 
 def run_script(order: dict[str, Any], environment: dict[str, str], output: int) -> NoReturn:
@@ -140,6 +140,7 @@ if __name__ == "__main__":
     import peft  # noqa: F401
     import slackwater
     import torch
+    import torch._dynamo  # which the first optimizer of a process loads
     import torch.distributed as dist
     import torch.distributed.fsdp  # noqa: F401
     import torchdata.stateful_dataloader  # noqa: F401

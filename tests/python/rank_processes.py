@@ -1,16 +1,19 @@
 """Runs a Python program as several ranks of torch.distributed, on loopback, all of them bounded in time.
 
-One process loads torch; the ranks are forked from it, which spares each the loading, and none of them outlives it. It
-hosts the job's store, but only once all are forked: a lock that a thread of the store held would stay locked in them.
+One process of a test run loads torch (rank_server.py). It forks one process per program, and that one forks the ranks,
+which spares each the loading. None of them outlives its parent. The parent of the ranks hosts the job's store, but only
+once all are forked: a lock that a thread of the store held would stay locked in them.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 _PRELUDE = """
@@ -60,22 +63,52 @@ os._exit(0)
 """
 
 
-def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, timeout: float = 300) -> dict[str, Any]:
+class Server:
+    """The other side of rank_server.py."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("rank_server.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def run(self, program: str, *arguments: str, seconds: float, **environment: str) -> tuple[str, str]:
+        """What it wrote to stdout and to stderr."""
+        assert self._process.stdin and self._process.stdout
+        order = {"program": program, "arguments": arguments, "seconds": seconds}
+        order |= {"environment": {**os.environ, **environment}}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return answer["out"], answer["err"]
+
+    def close(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@functools.cache
+def server() -> Server:
+    """Of this test run. conftest.py closes it."""
+    return Server()
+
+
+def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, seconds: float = 600) -> dict[str, Any]:
     """``program`` defines main(rank). Its output ("rank: ...") and errors are in the answer, with each exit code and
     the keys that Slackwater has left in the store. ``severed``: a rank dies on the way, so they do not end together.
     """
     script = "\n".join([_PRELUDE, f"SEVERED = {severed}", textwrap.dedent(program), _EPILOGUE])
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(world), str(path)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    out, err = server().run(
+        script, str(world), str(path), seconds=seconds, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"
     )
-    lines = result.stdout.splitlines()
-    assert lines, result.stderr
+    lines = out.splitlines()
+    assert lines, err
     try:
         summary: dict[str, Any] = json.loads(lines[-1])
     except json.JSONDecodeError:
-        raise AssertionError(result.stdout + result.stderr) from None
-    return {**summary, "lines": sorted(lines[:-1]), "errors": result.stderr}
+        raise AssertionError(out + err) from None
+    return {**summary, "lines": sorted(lines[:-1]), "errors": err}

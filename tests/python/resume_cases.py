@@ -130,7 +130,7 @@ class Run:
         self.state: dict[str, Any] = {"rng": sw.Rng()}  # first: random states come back last all the same
 
     def open(self) -> sw.Checkpointer:
-        return sw.Checkpointer(self.path, pool="2MiB", slab="1MiB", keep=3, commit_timeout=30)
+        return sw.Checkpointer(self.path, pool="2MiB", slab="1MiB", keep=3, commit_timeout=120)
 
     def complete(self, **more: Any) -> None:
         self.state |= {"model": self.net, "optim": self.optimizer, "losses": self.losses, "progress": self.progress}

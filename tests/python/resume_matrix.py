@@ -252,6 +252,7 @@ def serve() -> None:
 
 
 def load_libraries() -> None:
+    importlib.import_module("torch._dynamo")  # which the first optimizer of a process loads
     for library in LIBRARIES.values():
         if is_installed(library):
             __import__("torchdata.stateful_dataloader" if library == "torchdata" else library)

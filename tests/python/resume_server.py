@@ -31,4 +31,4 @@ class Server:
     def close(self) -> None:
         assert self._process.stdin
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=300)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 import slackwater as sw
 import torch
 from slackwater.tree import Capturer, Flattener
-from support import same
+from support import Line, same, unsettled, wait_until
 from torch import nn
 
 Make = Callable[..., sw.Checkpointer]
@@ -125,7 +123,7 @@ def test_torn_tensor_is_captured_at_once_from_then_on(make: Make, caplog: pytest
         ckpt.wait()  # the error is reported once...
     ckpt.wait()  # ...and the snapshot after it was committed
     assert ckpt.latest_step() == step + 100
-    assert "captured inside save() from now on" in caplog.text
+    wait_until(lambda: "captured inside save() from now on" in caplog.text, "the line of the log")
 
 
 def test_large_buffer_changed_before_the_fence_is_torn_once_and_then_saved_right(make: Make, path: Path) -> None:
@@ -133,11 +131,12 @@ def test_large_buffer_changed_before_the_fence_is_torn_once_and_then_saved_right
     module.register_buffer("large", torch.zeros(20 * MIB))  # more than the room for early copies
     module.register_buffer("count", torch.zeros(1))
     ckpt = make(pool="2MiB")
-    snapshot = ckpt.save(1, {"m": module})
-    assert snapshot is not None
-    assert snapshot.stats.at_once_bytes == 4
-    module.large[12_345] += 1
-    module.count += 1
+    with unsettled():
+        snapshot = ckpt.save(1, {"m": module})
+        assert snapshot is not None
+        assert snapshot.stats.at_once_bytes == 4
+        module.large[12_345] += 1
+        module.count += 1
     with pytest.raises(sw.TornError, match=r"'m\.large'"):
         snapshot.wait(timeout=60)
     again = ckpt.save(2, {"m": module})
@@ -193,9 +192,10 @@ def test_one_torn_snapshot_teaches_the_whole_object(as_object: bool, make: Make,
     for step in range(1, 9):
         state = {"model": model, "ema": average if as_object else average.shadow, "step": step}
         before = average.updates
-        snapshot = ckpt.save(step, state)
+        with unsettled():
+            snapshot = ckpt.save(step, state)
+            average.update()
         assert snapshot is not None
-        average.update()
         try:
             snapshot.wait(timeout=60)
         except sw.TornError:
@@ -211,10 +211,12 @@ def test_one_torn_snapshot_teaches_the_whole_object(as_object: bool, make: Make,
 
 def test_error_of_a_torn_snapshot_counts_the_tensors(make: Make) -> None:
     tensors = {f"t{index}": torch.zeros(300_000) for index in range(20)}
-    snapshot = make(pool="2MiB").save(1, {"all": tensors})
+    ckpt = make(pool="2MiB")
+    with unsettled():
+        snapshot = ckpt.save(1, {"all": tensors})
+        for tensor in tensors.values():
+            tensor.add_(1)
     assert snapshot is not None
-    for tensor in tensors.values():
-        tensor.add_(1)
     with pytest.raises(sw.TornError, match=r"'all\.t\d+' and \d+ more were written to between save\(\) and the fence"):
         snapshot.wait(timeout=60)
 
@@ -249,10 +251,8 @@ def test_sources_are_let_go_of_once_copied(make: Make) -> None:
     ckpt.save(1, {"a": array})
     del array
     ckpt.wait()
-    deadline = time.monotonic() + 60
-    while reference() is not None and time.monotonic() < deadline:
-        ckpt.steps()  # any call picks up what the engine has let go of
-    assert reference() is None
+    # Any call picks up what the engine has let go of.
+    wait_until(lambda: ckpt.steps() and reference() is None, "the array is let go of")
 
 
 def test_update_right_after_the_fence_is_no_disturbance(make: Make) -> None:
@@ -415,34 +415,27 @@ def test_what_stands_behind_an_optimizer_is_volatile_as_before() -> None:
 
 
 def test_torn_array_is_captured_at_once_from_then_on(make: Make, path: Path) -> None:
-    ckpt = make(pool="2MiB", keep=0)
-    blocker = np.zeros(24 << 20, dtype=np.uint8)
+    line = Line(make(pool="2MiB", keep=0))
     array = np.zeros(500_000)
-    ckpt.save(1, {"b": blocker})
-    torn = ckpt.save(2, {"x": array})
-    array[:] = 2  # no fence
-    assert torn is not None
-    with pytest.raises(sw.TornError, match="'x'"):
-        torn.wait()
-    ckpt.save(3, {"b": blocker})
-    at_once = ckpt.save(4, {"x": array})
-    array[:] = 4
-    assert at_once is not None
+
+    def change() -> None:
+        array[:] += 1  # no fence
+
+    assert "'x'" in str(line.torn({"x": array}, change))
+    before = array.copy()
+    at_once = line.save_and_change({"x": array}, change)
     at_once.wait()
-    assert (sw.load(path, 4)["x"] == 2).all()
-    with contextlib.suppress(sw.TornError):
-        ckpt.close()
+    assert (sw.load(path, at_once.step)["x"] == before).all()
+    assert (array == before + 1).all()
 
 
 def test_torn_tensor_is_named_and_no_other(make: Make) -> None:
     """It alone is captured at once from then on: another name would leave it torn at every save."""
     ckpt = make(pool="2MiB", keep=0)
     tensors = {name: torch.zeros(500_000) for name in ("first", "second", "third")}
-    ckpt.save(1, {"b": np.zeros(24 * MIB, dtype=np.uint8)})
-    torn = ckpt.save(2, dict(tensors))
-    tensors["second"][12_345] = 1  # no fence; a place that the engine hardly looks at, but its version tells
+    with unsettled():
+        torn = ckpt.save(2, dict(tensors))
+        tensors["second"][12_345] = 1  # no fence; a place that the engine hardly looks at, but its version tells
     assert torn is not None
     with pytest.raises(sw.TornError, match="'second'"):
         torn.wait()
-    with contextlib.suppress(sw.TornError):
-        ckpt.close()

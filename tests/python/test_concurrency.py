@@ -28,16 +28,16 @@ def kib(field):
         return next(int(line.split()[1]) for line in status if line.startswith(field))
 
 def fork_ms(times=15):
-    # The median: time in fork() alone, and what the child has mapped.
+    # The median: CPU time of fork() alone, which copies page tables itself, and what the child has mapped.
     took, mapped = [], 0
     for _ in range(times):
         read_end, write_end = os.pipe()
-        begin = time.perf_counter()
+        begin = time.thread_time()
         pid = os.fork()
         if pid == 0:
             os.write(write_end, str(kib("VmSize")).encode())
             os._exit(0)
-        took.append((time.perf_counter() - begin) * 1000)
+        took.append((time.thread_time() - begin) * 1000)
         os.close(write_end)
         mapped = int(os.read(read_end, 100))
         os.close(read_end)
@@ -57,7 +57,7 @@ ckpt.save(1, {"a": array})
 ckpt.save(2, {"a": array})       # in flight while the children come and go
 with_ms, mapped = fork_ms()
 ckpt.wait()
-print(f"{before_ms:.2f} ms without, {with_ms:.2f} ms with a pool of 1 GiB")
+print(f"{before_ms:.2f} ms of CPU time without, {with_ms:.2f} ms with a pool of 1 GiB")
 print(kib("VmSize") - mapped, ckpt.steps())
 """
 
@@ -224,24 +224,42 @@ def test_handler_that_closes_just_behind_the_engines_save_commits_it(make: Make,
 
 BUSY = """
 import sys, numpy as np, slackwater as sw
+step = 0
+def save():
+    global step
+    step += 1
+    return ckpt.save(step, {"a": np.ones(1 << 16)})
+def save_until_well():  # with so short a stall_timeout a busy machine may cost a step
+    while True:
+        try:
+            save().wait()
+            return
+        except sw.TimeoutError:
+            pass
+ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB", in_flight=1, keep=0, stall_timeout=1.0)
+save_until_well()
 settle = sw.Snapshot._settle
-sw.Snapshot._settle = lambda self: self.step > 1 and settle(self)  # unsealed, the first never commits
-ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB", in_flight=1, stall_timeout=1.0)
-first = ckpt.save(1, {"a": np.ones(1 << 16)})
+sw.Snapshot._settle = lambda self: None  # unsealed, it never commits
+try:
+    ckpt.wait()
+except sw.TimeoutError:
+    pass   # of one that was lost
+first = save()
 try:
     print("saving", flush=True)
-    ckpt.save(2, {"a": np.ones(1 << 16)})
+    while True:
+        save()  # finds no room after stall_timeout: then the signal is late, and the next one waits for it
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+sw.Snapshot._settle = settle
 settle(first)
 try:
-    ckpt.wait(timeout=30)
+    ckpt.wait()
 except sw.TimeoutError:
-    pass   # step 2 found no room, if the signal let it come that far
-ckpt.wait(timeout=30)
-ckpt.save(3, {"a": np.ones(1 << 16)})
-ckpt.wait(timeout=30)
-print(ckpt.steps()[0], ckpt.steps()[-1], flush=True)
+    pass   # those that found no room, if the signal let it come that far
+ckpt.wait()
+save_until_well()
+print(first.step in ckpt.steps(), ckpt.steps()[-1] == step, flush=True)
 ckpt.close()
 """
 
@@ -254,7 +272,7 @@ def test_ctrl_c_in_a_save_that_waits_for_its_turn_leaves_nothing_behind(path: Pa
         assert process.stdout.readline() == "saving\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        assert out == "interrupted\n1 3\n", err
+        assert out == "interrupted\nTrue True\n", err
         assert process.returncode == 0, err
     finally:
         process.kill()

@@ -31,7 +31,7 @@ import pytest
 import slackwater as sw
 from docs_server import Server
 from packaging.requirements import Requirement
-from support import need, same, start
+from support import SECONDS, need, same, start
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "src/README.md", "examples/README.md")]
@@ -157,7 +157,7 @@ class Follower:
         assert not any(codes), f"{block.place}, {what}: exit codes {codes}\n{output}"
 
     def process(self, place: str, command: list[str]) -> None:
-        ended = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=100)
+        ended = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=SECONDS)
         assert ended.returncode == 0, f"{place}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}"
 
 
@@ -286,7 +286,7 @@ def test_sigterm_commits_what_is_in_flight_with_the_handler_of_the_reference(tmp
         assert process.stdout is not None
         assert process.stdout.readline() == "saved\n"
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=100)
+        _, err = process.communicate(timeout=SECONDS)
         assert process.returncode == 128 + signal.SIGTERM, err
         assert sw.open(tmp_path / "run").step == 1, err
     finally:

@@ -28,17 +28,15 @@ def stateful(workers: int = 0, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
+def ask(resume_server: Server) -> Ask:
     """Runs one training to its end, or to its kill, and says how it ended."""
-    server = Server()
 
     def order(path: Path, kill_at: int | None = None, **case: str) -> dict[str, Any]:
-        answer = server.ask(case=case, path=str(path), steps=12, kill_at=kill_at)
+        answer = resume_server.ask(case=case, path=str(path), steps=12, kill_at=kill_at)
         assert not answer["errors"], answer["errors"]
         return answer
 
-    yield order
-    server.close()
+    return order
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import SECONDS
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = "python/slackwater/names.py"
 TEST = "tests/python/test_names.py::test_dotted_key_beside_a_nested_one_is_escaped"
@@ -16,7 +18,7 @@ TEST = "tests/python/test_names.py::test_dotted_key_beside_a_nested_one_is_escap
 def mutate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "scripts" / "mutate.py"), *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
 
 
 def write_patch(folder: Path, name: str, before: str, after: str, test: str = TEST, source: str = SOURCE) -> None:

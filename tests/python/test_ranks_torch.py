@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import itertools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,18 @@ from rank_processes import run_ranks
 from slackwater import _core, ranks
 from slackwater.ranks import StoreThread, find_ranks
 from slackwater.session import Session
+from support import wait_until
 
 SAVE_AND_RESTORE = """
+import time
+
+def keys_left(store, expected):
+    # A rank may still be removing some, in the background.
+    deadline = time.monotonic() + 60
+    while len(ours(store)) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(ours(store))
+
 def main(rank):
     store = join(rank)
     state = {"w": torch.zeros(1000), "rank": -1}
@@ -41,14 +52,14 @@ def main(rank):
             if step in (3, 6):
                 ckpt.wait()
                 dist.barrier()
-                counts.append(len(ours(store)))
+                # Five of the session; of each rank two for the restore, and one that says how far it is.
+                counts.append(keys_left(store, 5 + 3 * world))
                 dist.barrier()
-        # Five of the session; of each rank two for the restore, and one that says how far it is. They do not grow.
-        assert counts[0] == counts[1] == 5 + 3 * world, counts
+        assert counts[0] == counts[1] == 5 + 3 * world, counts  # they do not grow
         # Rank 0 may not have removed the older ones yet when the others look.
         assert ckpt.steps()[-3:] == [4, 5, 6], ckpt.steps()
     dist.barrier()
-    assert ours(store) == []
+    assert keys_left(store, 0) == 0
     dist.barrier()
     # Opened again in the same job, everybody finds everybody.
     state = {"w": torch.zeros(1000), "rank": -1}
@@ -72,21 +83,41 @@ def test_ranks_save_and_restore_through_the_jobs_store(world: int, tmp_path: Pat
         assert (checkpoint["rank-00001/w"] == 601).all()
 
 
+# With so short a commit_timeout a busy machine may cost a step, or have a rank named that is only slow. All ranks then
+# try the next step together.
 KILLED = """
 def main(rank):
     join(rank)
+    survivors = dist.new_group([0, 2])
     ckpt = sw.Checkpointer(path, commit_timeout=4, **SMALL)
     state = {"w": torch.full((1000,), float(rank))}
-    ckpt.save(1, state).wait()
+    step = 0
+
+    def save():
+        nonlocal step
+        step += 1
+        try:
+            ckpt.save(step, state).wait(timeout=300)
+        except (sw.AbortedError, sw.TimeoutError) as error:
+            return str(error)
+        return ""
+
+    def agreed(well, group=None):
+        votes = torch.tensor([int(well)])
+        dist.all_reduce(votes, dist.ReduceOp.MIN, group=group)
+        return bool(votes)
+
+    while not agreed(not save()):
+        pass
+    print(f"committed {step}", flush=True)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    snapshot = ckpt.save(2, state)
+    while not agreed("ranks: rank 1: did not report" in (error := save()), survivors):
+        assert error, "committed without rank 1"
+    print(f"rank {rank}: {error}", flush=True)
+    print(f"aborted {step}", flush=True)
     try:
-        snapshot.wait(timeout=60)
-    except sw.AbortedError as error:
-        print(f"rank {rank}: {error}", flush=True)
-    try:
-        ckpt.close(timeout=30)
+        ckpt.close(timeout=300)
     except sw.AbortedError:
         print(f"rank {rank} closed", flush=True)
 """
@@ -95,12 +126,15 @@ def main(rank):
 def test_killed_rank_is_named_and_the_others_go_on_to_close(tmp_path: Path) -> None:
     result = run_ranks(KILLED, 3, tmp_path / "run", severed=True)
     assert result["codes"] == [0, -9, 0], result["errors"]
-    said = [line for line in result["lines"] if "closed" not in line]
+    [committed] = {int(line.split()[1]) for line in result["lines"] if line.startswith("committed")}
+    [aborted] = {int(line.split()[1]) for line in result["lines"] if line.startswith("aborted")}
+    assert aborted > committed
+    said = [line for line in result["lines"] if line.startswith("rank") and "closed" not in line]
     assert len(said) == 2, result
     for line in said:
-        assert "step 2 was aborted on all ranks: rank 1: did not report" in line
+        assert f"step {aborted} was aborted on all ranks: rank 1: did not report" in line
     assert "rank 0 closed" in result["lines"] and "rank 2 closed" in result["lines"]
-    assert [version.step for version in _core.list_versions(str(tmp_path / "run"))] == [1]
+    assert [version.step for version in _core.list_versions(str(tmp_path / "run"))][-1] == committed
 
 
 LEFT_OPEN = """
@@ -122,7 +156,7 @@ def test_end_of_the_program_commits_what_is_in_flight(tmp_path: Path) -> None:
 DESTROYED = """
 def main(rank):
     store = join(rank)
-    ckpt = sw.Checkpointer(path, commit_timeout=4, **SMALL)
+    ckpt = sw.Checkpointer(path, **SMALL)
     ckpt.save(1, {"w": torch.full((1000,), float(rank))}).wait()
     dist.barrier()
     dist.destroy_process_group()  # the store of this job lives on in another process
@@ -147,12 +181,15 @@ class DictStore:
         self.values: dict[str, bytes] = {}
         self.trouble: Exception | None = None
         self.hang: threading.Event | None = None
+        self.hanging = 0  # calls that have not come back
 
     def _before(self) -> None:
         if self.trouble is not None:
             raise self.trouble
         if self.hang is not None:
-            self.hang.wait(60)
+            self.hanging += 1
+            self.hang.wait()
+            self.hanging -= 1
 
     def set(self, key: str, value: bytes) -> None:
         self._before()
@@ -207,6 +244,19 @@ def save(sessions: list[Session], step: int) -> list[sw.Snapshot]:
     return snapshots  # type: ignore[return-value]
 
 
+def save_until_well(sessions: list[Session]) -> int:
+    """The step that was committed: with so short a commit_timeout a busy machine may cost a few."""
+    for step in itertools.count(1):
+        outcomes = []
+        for snapshot in save(sessions, step):
+            with contextlib.suppress(sw.Error):
+                snapshot.wait(timeout=60)
+            outcomes.append(snapshot.error)
+        if outcomes == [None, None]:
+            return step
+    raise AssertionError
+
+
 def test_exception_of_the_store_is_an_error_of_the_step(pair: Open, store: DictStore) -> None:
     sessions = pair()
     for snapshot in save(sessions, 1):
@@ -227,17 +277,18 @@ def test_store_that_hangs_holds_nobody_up(
     monkeypatch.setattr(ranks, "_STORE_SECONDS", 0.2)
     monkeypatch.setattr(ranks, "_JOIN_SECONDS", 0.1)
     sessions = pair(commit_timeout="1")
-    for snapshot in save(sessions, 1):
-        snapshot.wait(timeout=60)
+    step = save_until_well(sessions)
     store.hang = threading.Event()
-    began = time.monotonic()
-    for snapshot in save(sessions, 2):
-        with pytest.raises(sw.Error):
-            snapshot.wait(timeout=60)
-    for session in sessions:
-        session.close_quietly(10)
-    assert time.monotonic() - began < 30
-    store.hang.set()
+    try:
+        for snapshot in save(sessions, step + 1):
+            with pytest.raises(sw.Error):
+                snapshot.wait(timeout=60)
+            assert snapshot.error is not None, "it is over, not only waited for long enough"
+        for session in sessions:
+            session.close_quietly(60)
+        assert store.hanging > 0, "all of this has ended while calls of the store have not"
+    finally:
+        store.hang.set()
 
 
 def test_thread_ends_with_the_session(pair: Open) -> None:
@@ -247,7 +298,9 @@ def test_thread_ends_with_the_session(pair: Open) -> None:
     named = [thread for thread in threading.enumerate() if thread.name == "slackwater-store"]
     assert len(named) == 2
     for session in sessions:
-        session.close(30)
+        session.close(60)
+    for thread in named:
+        thread.join(60)
     assert not any(thread.is_alive() for thread in named)
 
 
@@ -268,8 +321,8 @@ def test_forked_child_leaves_the_store_alone(pair: Open, store: DictStore) -> No
     for snapshot in snapshots:
         snapshot.wait(timeout=60)
     for session in sessions:
-        session.close(30)
-    assert store.values == {}
+        session.close(60)
+    wait_until(lambda: store.values == {}, "everything is removed from the store")
 
 
 def test_relay_hands_calls_to_whoever_answers() -> None:

@@ -19,17 +19,17 @@ SEED = int(os.environ.get("SLACKWATER_SEED", time.time()))
 
 
 @pytest.fixture(scope="module")
-def server(request: pytest.FixtureRequest) -> Iterator[tuple[Server, list[str]]]:
-    made, rows = Server(), [resume_matrix.HEADER]
-    yield made, rows
-    made.close()
+def rows(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Of the table, which is printed at the end."""
+    rows = [resume_matrix.HEADER]
+    yield rows
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print("\n" + "\n".join(rows))
 
 
 @pytest.mark.parametrize("case", resume_matrix.SHORT, ids=lambda case: "-".join(case))
-def test_killed_run_ends_with_the_bits_of_one_left_alone(case: Case, server: tuple[Server, list[str]]) -> None:
+def test_killed_run_ends_with_the_bits_of_one_left_alone(case: Case, resume_server: Server, rows: list[str]) -> None:
     need(*resume_matrix.libraries(case))
-    answer = server[0].ask(matrix=case._asdict(), seed=SEED)
-    server[1].append(answer["row"])
+    answer = resume_server.ask(matrix=case._asdict(), seed=SEED)
+    rows.append(answer["row"])
     assert not answer["trouble"], f"seed {SEED}: {answer['trouble']}"
