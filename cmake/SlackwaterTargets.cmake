@@ -86,7 +86,7 @@ function(slackwater_test name)
       slackwater_test_sources(${program} ${PROJECT_SOURCE_DIR}/tests/support/test_main.cpp)
       target_compile_definitions(${program} PRIVATE
         SLACKWATER_TEST_PROGRAM="${program}"
-        SLACKWATER_TEST_SOURCES="$<JOIN:$<TARGET_PROPERTY:${program},SLACKWATER_TEST_SOURCES>,$<SEMICOLON>>")
+        SLACKWATER_TEST_SOURCES="$<JOIN:$<TARGET_PROPERTY:${program},SLACKWATER_TEST_SOURCES>,$<COMMA>>")
     endif()
     foreach(source ${arg_SOURCES})
       set_property(TARGET ${program} APPEND PROPERTY SLACKWATER_TEST_SOURCES "${name}=${source}")

@@ -12,11 +12,11 @@
 namespace slackwater::test {
 namespace {
 
-// SLACKWATER_TEST_SOURCES is "test=file.cpp;test=file.cpp".
+// SLACKWATER_TEST_SOURCES is "test=file.cpp,test=file.cpp".
 std::set<std::string> sources_of(const std::string& name) {
   std::set<std::string> sources;
   std::istringstream entries(SLACKWATER_TEST_SOURCES);
-  for (std::string entry; std::getline(entries, entry, ';');) {
+  for (std::string entry; std::getline(entries, entry, ',');) {
     const std::size_t equals = entry.find('=');
     if (entry.substr(0, equals) == name) sources.insert(entry.substr(equals + 1));
   }

@@ -20,6 +20,7 @@
 
 namespace slackwater {
 namespace {
+namespace pool_test {  // kMiB: another file that this one may be compiled with has that name too
 
 using namespace std::chrono_literals;
 using ::testing::ElementsAre;
@@ -296,5 +297,6 @@ TEST(Pool, AForkedChildHasNeitherTheMemoryNorADutyToReturnIt) {
   EXPECT_EQ(pool->free_count(), 1u);
 }
 
+}  // namespace pool_test
 }  // namespace
 }  // namespace slackwater

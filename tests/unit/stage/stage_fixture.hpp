@@ -20,10 +20,9 @@
 #include "device/device.hpp"
 #include "stage/pool.hpp"
 #include "stage/stager.hpp"
+#include "support/sizes.hpp"
 
 namespace slackwater::test {
-
-inline constexpr std::uint64_t kMiB = 1u << 20;
 
 // A job whose parts are built tensor by tensor; keeps the memory behind it.
 class TestSnapshot {

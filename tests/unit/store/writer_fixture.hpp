@@ -20,11 +20,10 @@
 #include "support/aligned_buffer.hpp"
 #include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
+#include "support/sizes.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::test {
-
-inline constexpr std::uint64_t kMiB = 1u << 20;
 
 // One stream's bytes in memory, lent to the writer slab by slab, and what becomes of it.
 class TestStream {
