@@ -328,18 +328,18 @@ class PythonCopy(Copy):
         self.core = Path(asked.stdout.strip())
         shutil.copy(self.core, self.tree / "python" / "slackwater")
 
-    def test(self, node: str, limit: float | None, *more: str) -> Ended:
+    def test(self, nodes: list[str], limit: float | None, *more: str) -> Ended:
         environment = {**self.environment(), **self.extra, "PYTHONPATH": str(self.tree / "python"),
                        "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
         base = self.temporary / "pytest"
-        command = [self.python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"--basetemp={base}", node, *more]
+        command = [self.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={base}", *nodes, *more]
         ended = run(command, self.tree, environment, limit, self.log)
         if ended.code in (4, 5) or re.search(r"^(?:no tests ran|1 deselected)", ended.output, re.MULTILINE):
-            raise HarnessError(f"pytest finds no test {node}: " + " ".join(ended.output.splitlines()[-1:]))
+            raise HarnessError(f"pytest finds no test {' '.join(nodes)}: " + " ".join(ended.output.splitlines()[-1:]))
         return ended
 
     def try_out(self, mutation: Mutation, limit: float) -> tuple[str, str]:
-        return self.mutated(mutation, lambda: verdict(self.test(mutation.test, limit)))
+        return self.mutated(mutation, lambda: verdict(self.test([mutation.test], limit, "-x")))
 
 
 def verdict(ended: Ended) -> tuple[str, str]:
@@ -388,16 +388,20 @@ class Baseline:
                 self.seconds[f"{target} {test}"] = sum(matched)
 
     def run_python(self, copy: PythonCopy, mutations: list[Mutation]) -> None:
-        for test in sorted({mutation.test for mutation in mutations}):
-            try:
-                ended = copy.test(test, 600)
-            except HarnessError as error:
-                self.problems.append(str(error))
-                continue
-            if ended.code != 0:
-                tail = "\n".join(ended.output.splitlines()[-15:])
-                self.problems.append(f"{test} fails without any mutation:\n{tail}")
-            self.seconds[test] = ended.seconds
+        """All in one process: loading torch takes longer than most tests."""
+        tests = sorted({mutation.test for mutation in mutations})
+        try:
+            ended = copy.test(tests, 1200, "-rf", "--durations=0", "-vv")
+        except HarnessError as error:
+            self.problems.append(str(error))
+            return
+        if ended.code != 0:
+            failed = sorted(set(re.findall(r"^(?:FAILED|ERROR) (\S+)", ended.output, re.M)))
+            tail = "\n".join(ended.output.splitlines()[-15:])
+            self.problems.append(f"without any mutation these fail: {', '.join(failed) or tail}")
+        took = re.findall(r"^([\d.]+)s (?:setup|call|teardown) +(\S+)", ended.output, re.M)
+        for test in tests:
+            self.seconds[test] = sum(float(value) for value, name in took if name.split("[")[0] == test.split("[")[0])
 
 
 def try_all(mutations: list[Mutation], workers: list[Callable[[Mutation], tuple[str, str]]]) -> list[Outcome]:
