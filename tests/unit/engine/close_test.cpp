@@ -124,7 +124,7 @@ TEST_F(CloseTest, ASaveThatStallsIsNamedOrNotAccepted) {
   model.add("w", 6 * kMiB);
   Options narrow = options();
   narrow.in_flight = 1;
-  narrow.stall_timeout = milliseconds(20);
+  narrow.stall_timeout = milliseconds(50);
   for (int round = 0; round < 5; ++round) {
     Engine engine = open_faulty(narrow);
     Reader reader;
