@@ -214,6 +214,7 @@ TEST_F(DeletionTest, TheSecondNameOfAManifestIsGoneForGoodBeforeAnyFileGoes) {
   commit(*store, attempt, 2);
   fs_.fail(FsCall::kSyncDirectory, EIO, {.nth = 2, .times = 2, .path = path_of({1, 1})});
   EXPECT_FALSE(store->clean_up({.keep = 1}).has_value());
+  EXPECT_FALSE(exists(path_of({1, 1}) + "/.manifest.json.deleted.tmp")) << "the sync came before the name had gone";
   EXPECT_TRUE(exists(path_of({1, 1}) + "/" + data_file(0, 0)));
   EXPECT_FALSE(store->clean_up({.keep = 1}).has_value()) << "again, though the name is gone";
   EXPECT_TRUE(exists(path_of({1, 1}) + "/" + data_file(0, 0)));
