@@ -45,7 +45,7 @@ def resume_server() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def _no_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(3 * SECONDS, exit=True)
+    faulthandler.dump_traceback_later(2 * SECONDS, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
 

@@ -20,6 +20,7 @@ _PRELUDE = """
 import ctypes, json, os, signal, sys
 import torch, torch.distributed as dist
 import slackwater as sw
+sw.ranks._STORE_SECONDS = 300.0  # no call of the store fails because the machine is busy
 torch.set_num_threads(1)
 world, path = int(sys.argv[1]), sys.argv[2]
 def print(text, flush=True):
@@ -97,7 +98,7 @@ def server() -> Server:
     return Server()
 
 
-def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, seconds: float = 600) -> dict[str, Any]:
+def run_ranks(program: str, world: int, path: Any, *, severed: bool = False, seconds: float = 900) -> dict[str, Any]:
     """``program`` defines main(rank). Its output ("rank: ...") and errors are in the answer, with each exit code and
     the keys that Slackwater has left in the store. ``severed``: a rank dies on the way, so they do not end together.
     """

@@ -294,6 +294,7 @@ def update(sha: Any, value: Any) -> None:
 def train(case: Case, path: str, steps: int, rank: int, port: int, say: Say, kill_at: int | None) -> None:
     torch.set_num_threads(1)
     if case.ranks > 1:
+        sw.ranks._STORE_SECONDS = 300.0  # no call of the store fails because the machine is busy
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(case.ranks), "LOCAL_RANK": str(rank)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(case.ranks)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,15 @@ Make = Callable[..., sw.Checkpointer]
 MIB = 1 << 20
 WORDS = 3 * MIB // 4  # 32-bit words of an array that is captured lazily: three slabs
 SLOW = 20 * MIB  # bytes a second
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap() -> Iterator[None]:
+    """Sim.close() collects garbage. Without this it would look through all of torch each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
