@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "os/file_system.hpp"
 #include "support/aligned_buffer.hpp"
 #include "support/child_process.hpp"
+#include "support/fault_file_system.hpp"
 #include "support/small_mount.hpp"
 #include "support/temp_dir.hpp"
 
@@ -320,6 +322,26 @@ TEST_P(IoQueueTest, ItsDestructorWaitsForWhatIsUnderWay) {
   ASSERT_EQ(text.size(), kDepth * kPiece);
   EXPECT_EQ(text[0], 'a');
   EXPECT_EQ(text.back(), 'a' + static_cast<int>(kDepth) - 1);
+}
+
+// Every worker hangs in a write when the queue ends, and more writes wait for one.
+TEST(ThreadQueueTest, ItsDestructorWritesWhatWaitsForAWorkerToo) {
+  constexpr std::uint64_t kWrites = 32;
+  const test::TempDir directory;
+  const std::unique_ptr<FileSystem> posix = make_posix_file_system();
+  test::FaultFileSystem fs(*posix);
+  const auto file = fs.open(directory / "f", OpenMode::kCreateExclusive, false).value();
+  auto queue = posix->make_queue({.depth = kWrites, .buffer_slots = 0, .force_threads = true}).value();
+  std::vector<std::byte> byte(1, std::byte{'x'});
+  fs.hang(test::FsCall::kWriteAt, {.times = 8});  // as many as there are workers
+  for (std::uint64_t i = 0; i < kWrites; ++i)
+    ASSERT_TRUE(queue->submit({IoOp::kWrite, file.get(), byte.data(), 1, i, -1, i}));
+  fs.wait_hung(8);
+  std::jthread ending = start_thread("ending", [&](std::stop_token) { queue.reset(); });
+  std::this_thread::sleep_for(50ms);  // it has begun by now; if not, nothing is shown
+  fs.release_hung();
+  ending.join();
+  EXPECT_EQ(std::filesystem::file_size(directory / "f"), kWrites);
 }
 
 // The thread that made the queue, and armed its wake-up, may be gone when another one uses it.

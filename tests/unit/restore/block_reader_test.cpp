@@ -60,6 +60,7 @@ class BlockReaderTest : public testing::Test {
   Status run(std::uint32_t slabs = 4, BlockReader::Options options = {}, bool go_on = true) {
     auto pool = Pool::create(kMiB * 2, slabs);
     EXPECT_TRUE(pool);
+    (*pool)->wait_touched();  // or fewer reads are in flight at first than the test wants
     BlockReader reader(fs_, **pool, options, Log([this](LogLevel level, std::string_view message) {
                          if (level != LogLevel::kInfo) warnings_.emplace_back(message);
                        }));
