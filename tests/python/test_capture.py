@@ -209,6 +209,24 @@ def test_one_torn_snapshot_teaches_the_whole_object(as_object: bool, make: Make,
     assert lazy == ["model.weight", "model.bias"], "what was never torn is still captured lazily"
 
 
+def test_one_torn_tensor_teaches_its_whole_object(make: Make) -> None:
+    """The next step is not lost because another tensor of the same object changes."""
+    average = Average(4)
+    ckpt = make(pool="4MiB", keep=0)
+    first, second = list(average.shadow.values())[:2]
+    with unsettled():
+        torn = ckpt.save(1, {"ema": average, "step": 1})
+        first.fill_(1)
+    assert torn is not None
+    with pytest.raises(sw.TornError):
+        torn.wait(timeout=60)
+    with unsettled():
+        snapshot = ckpt.save(2, {"ema": average, "step": 2})
+        second.fill_(2)
+    assert snapshot is not None
+    snapshot.wait(timeout=60)
+
+
 def test_error_of_a_torn_snapshot_counts_the_tensors(make: Make) -> None:
     tensors = {f"t{index}": torch.zeros(300_000) for index in range(20)}
     ckpt = make(pool="2MiB")
