@@ -1,4 +1,4 @@
-// The C++ benchmarks: each opens what it needs below Settings::directory, measures, and cleans up behind itself.
+// The C++ benchmarks. Each creates what it needs below Settings::directory, measures, and removes it again.
 #pragma once
 
 #include <span>

@@ -15,15 +15,15 @@ namespace slackwater::bench {
 [[nodiscard]] cli::Verb add_lazy(CLI::App& parser);
 [[nodiscard]] cli::Verb add_commit(CLI::App& parser);
 
-// One line on the terminal that is rewritten; nothing where stderr is not one.
+// One line on the terminal that is rewritten. Prints nothing if stderr is not a terminal.
 void show_progress(const std::string& what);
 
 // Prints the error. Returns its exit code: 1 for a wrong byte, 2 for anything else.
 [[nodiscard]] int report_failure(const Error& error);
 
 [[nodiscard]] cli::OrderedJson verdicts_json(const std::vector<Verdict>& verdicts);
-// The last step: writes the figures where `json_file` names a file. Returns the exit code; with `strict` a missed goal
-// counts.
+// The last step: writes the figures to `json_file`, unless it is empty. Returns the exit code; with `strict`, a missed
+// goal is a failure.
 [[nodiscard]] int finish(const std::vector<Verdict>& verdicts, const cli::OrderedJson& json,
                          const std::string& json_file, bool strict);
 

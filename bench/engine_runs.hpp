@@ -1,4 +1,4 @@
-// One save through the public interface, timed level by level, and the reference's view of the file it left.
+// One save through the public interface, timed level by level, and the reference that writes the same file raw.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class RepeatedSave {
   [[nodiscard]] Engine& engine() { return *engine_; }
   // The data file of the newest version.
   [[nodiscard]] Result<std::string> newest_file() const;
-  // Reads the newest version back: a fast engine that loses bytes is no engine.
+  // Reads the newest version back: speed is worth nothing if bytes are lost.
   [[nodiscard]] Status verify() const;
 
  private:
@@ -48,7 +48,7 @@ class RepeatedSave {
 // The reference, loaded with the very bytes of a file the engine wrote.
 class ReferenceFile {
  public:
-  // As many requests in flight as the engine can have: no more than the pool has slabs.
+  // As many requests in flight as the engine can have, which is at most one per slab of the pool.
   [[nodiscard]] static Result<ReferenceFile> load(const Settings& settings, const std::string& path,
                                                   std::uint64_t pool_bytes);
   // Writes the bytes to a new file; the one before is deleted afterwards, as on the engine's side.

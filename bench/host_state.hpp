@@ -1,4 +1,4 @@
-// Memory and states to measure with: page aligned, filled with bytes no disk can shrink, touched before anything is
+// Memory and states to measure with: page aligned, filled with bytes that do not compress, touched before anything is
 // timed.
 #pragma once
 

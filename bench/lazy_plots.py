@@ -1,6 +1,6 @@
 """Draws the figures of docs/benchmarks.md from the JSON of `slackwater_bench lazy`. Plain SVG, nothing to install.
 
-    python bench/lazy_plots.py lazy.json docs/figures
+python bench/lazy_plots.py lazy.json docs/figures
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Drawing:
         if not dashed:
             self.elements += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
 
-    def text(self, x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, bold: bool = False) -> None:
+    def text(
+        self, x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, bold: bool = False
+    ) -> None:
         weight = ' font-weight="bold"' if bold else ""
         self.elements.append(
             f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{INK}"{weight}>'

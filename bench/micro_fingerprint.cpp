@@ -1,4 +1,4 @@
-// The torn-capture guard's fingerprint of one tensor: part of every save() call, once a tensor.
+// The torn-capture guard's fingerprint of one tensor. Every save() takes one per tensor.
 #include <vector>
 
 #include <benchmark/benchmark.h>

@@ -1,12 +1,12 @@
-// Planning a stream and reading its header back, by number of tensors.
+// Planning a file and parsing its header, by number of tensors.
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
+#include "layout/file_layout.hpp"
 #include "layout/safetensors_header.hpp"
-#include "layout/stream_layout.hpp"
 
 namespace slackwater {
 namespace {
@@ -55,9 +55,9 @@ void parse(benchmark::State& state) {
     state.SkipWithError(layout.error().to_string().c_str());
     return;
   }
-  const StreamLayout& stream = layout->parts.front();
-  const std::string_view json = std::string_view(stream.header()).substr(8);
-  for (auto _ : state) benchmark::DoNotOptimize(parse_header(json, stream.size_bytes(), "benchmark").has_value());
+  const FileLayout& file = layout->parts.front();
+  const std::string_view json = std::string_view(file.header()).substr(8);
+  for (auto _ : state) benchmark::DoNotOptimize(parse_header(json, file.size_bytes(), "benchmark").has_value());
   per_tensor(state);
 }
 BENCHMARK(parse)->RangeMultiplier(10)->Range(10, 100'000)->Unit(benchmark::kMicrosecond);

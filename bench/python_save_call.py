@@ -1,5 +1,7 @@
 """The save() call from Python: a model and its AdamW with 1,000 tensors, at 64 MiB and at 4 GiB of state.
 
+Once more with DTensors in a group of one rank: 250 parameters, 500 tensors of AdamW, and its 250 plain step counters.
+
 Time spent inside the user's own state_dict() is shown apart: it is paid for any checkpoint, whoever takes it.
 """
 
@@ -11,11 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
+import slackwater as sw
 import torch
+import torch.distributed as dist
 from report import Line, Report, median
 from torch import nn
-
-import slackwater as sw
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 PARAMETERS = 250  # with AdamW's step, exp_avg and exp_avg_sq: 1,000 tensors
 POOL = "256MiB"
@@ -41,12 +45,19 @@ class Model(Timed, nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(torch.randn(elements)) for _ in range(PARAMETERS))
 
 
+def shard(model: Model) -> None:
+    """Its parameters become DTensors of one rank."""
+    mesh = init_device_mesh("cpu", (1,))
+    for number, parameter in enumerate(model.weights):
+        model.weights[number] = nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)]))
+
+
 class Optimizer(Timed, torch.optim.AdamW):
     pass
 
 
-def warm_optimizer(model: Model) -> Optimizer:
-    optimizer = Optimizer(model.parameters(), foreach=True)
+def warm_optimizer(model: Model, foreach: bool = True) -> Optimizer:
+    optimizer = Optimizer(model.parameters(), foreach=foreach)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -54,10 +65,14 @@ def warm_optimizer(model: Model) -> Optimizer:
     return optimizer
 
 
-def measure(state_bytes: int, repeats: int, directory: Path) -> tuple[list[float], list[float]]:
+def measure(
+    state_bytes: int, repeats: int, directory: Path, dtensors: bool = False
+) -> tuple[list[float], list[float]]:
     """Milliseconds of each call without state_dict(), and inside state_dict()."""
     model = Model(state_bytes // (PARAMETERS * 3 * 4))
-    optimizer = warm_optimizer(model)
+    if dtensors:
+        shard(model)
+    optimizer = warm_optimizer(model, foreach=not dtensors)
     state = {"model": model, "optim": optimizer}
     own, users = [], []
     with (
@@ -95,6 +110,10 @@ def main() -> int:
         report.lines.append(Line(f"beside it, the user's state_dict(), {name}", "ms", users))
     names = list(sizes)
     report.lines.append(Line(f"save(), {names[1]} over {names[0]}", "ms", [medians[1] - medians[0]], ("<=", 1.0)))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    own, _ = measure(64 << 20, 5 if options.quick else 21, options.dir, dtensors=True)
+    dist.destroy_process_group()
+    report.lines.append(Line("save(), 750 DTensors and 250 tensors, 64 MiB", "ms", own))
     report.write(options.json)
     return 0
 

@@ -122,7 +122,10 @@ def table(reports: Iterable[dict[str, Any]]) -> str:
     right_aligned = {1, 2, 3, 5}
 
     def render(row: tuple[str, ...]) -> str:
-        cells = [cell.rjust(w) if i in right_aligned else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))]
+        cells = [
+            cell.rjust(w) if i in right_aligned else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
         return "  ".join(cells).rstrip()
 
     return "\n".join([render(header), "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(render, rows)])

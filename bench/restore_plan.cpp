@@ -1,5 +1,5 @@
-// What a rank has to think about before it reads its share of 1,000,000 boxes: the index as text, parsed; the boxes of its targets found;
-// and the reads planned. No file is touched.
+// What a rank does before it reads its share of 1,000,000 boxes: it parses the text of the index, finds the boxes of
+// its targets, and plans the reads. No file is touched.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -7,10 +7,10 @@
 #include <fmt/format.h>
 
 #include "benchmarks.hpp"
-#include "commit/index.hpp"
 #include "layout/data_file.hpp"
 #include "restore/read_plan.hpp"
 #include "restore/version_index.hpp"
+#include "version/index.hpp"
 
 namespace slackwater::bench {
 namespace {
@@ -34,7 +34,7 @@ struct Planned {
   double reads = 0;
 };
 
-std::vector<IndexEntry> index_of(const Grid& grid) {
+std::vector<IndexEntry> index_entries(const Grid& grid) {
   std::vector<IndexEntry> entries;
   std::uint64_t number = 0;
   for (std::int64_t tensor = 0; tensor < grid.tensors; ++tensor) {
@@ -57,7 +57,7 @@ std::vector<IndexEntry> index_of(const Grid& grid) {
   return entries;
 }
 
-// The share of a reader in the middle. Nothing is placed, so that the memory only has to have an address.
+// The share of a reader in the middle. Nothing is placed, so the memory needs only an address.
 std::vector<Target> share_of(const std::vector<TensorInfo>& tensors, bool by_columns, std::byte* memory) {
   std::vector<Target> targets;
   for (const TensorInfo& tensor : tensors) {
@@ -103,7 +103,7 @@ Result<Report> restore_plan(const Settings& settings) {
                 .setup = {{"boxes", 1'000'000 / scale}, {"saved_by", 16'384}, {"restored_by", kReaders}},
                 .lines = {}};
   for (const Grid& grid : grids) {
-    const std::string text = serialize_index(index_of(grid));
+    const std::string text = serialize_index(index_entries(grid));
     Line parse{.name = fmt::format("{}: index read", grid.name), .unit = "ms", .samples = {}, .goal = {}};
     Line plan{.name = fmt::format("{}: share planned", grid.name), .unit = "ms", .samples = {}, .goal = {}};
     Planned last;

@@ -1,4 +1,4 @@
-// The save() call: how long the trainer is held up, by number of tensors and by size of the state.
+// The save() call: how long it blocks the trainer, by number of tensors and by size of the state.
 #include <cmath>
 
 #include <fmt/format.h>

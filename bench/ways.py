@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import slackwater as sw
 import torch
 import torch.distributed.checkpoint as dcp
-
-import slackwater as sw
 
 
 class Way:

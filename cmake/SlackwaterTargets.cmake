@@ -1,13 +1,16 @@
 # slackwater_library(<folder> SOURCES ... USES <folders> LIBRARIES <targets>)
-#   Target sw_<folder>, made of src/<folder>. USES names the only other folders it may include from; LIBRARIES are third-party.
+#   Target sw_<folder>, built from src/<folder>. USES lists the other folders that it may include. LIBRARIES are
+#   third-party.
 # slackwater_test(<name> SOURCES ... USES <folders> [LABELS ...] [PROGRAM <program>])
-#   A GoogleTest binary registered with ctest, labelled; label "threads" means: worth running under tsan. Tests that name
-#   the same PROGRAM are compiled and linked together. <name> is then a link to that program, which runs only the tests
-#   in SOURCES when it is called by that name (tests/support/test_main.cpp).
+#   A GoogleTest binary, registered with ctest under these labels. The label "threads" marks tests worth running under
+#   tsan. Tests that name the same PROGRAM are compiled and linked together, and <name> is a link to it. When called
+#   by that name, the program runs only the tests in SOURCES (tests/support/test_main.cpp).
 # slackwater_test_on_nfs(<names>)
-#   Runs these tests a second time, as <name>_on_nfs, with each rank on an NFS host of its own (tests/support/rank_storage.hpp).
+#   Runs these tests a second time as <name>_on_nfs. Each rank is then on its own simulated NFS host
+#   (tests/support/rank_storage.hpp).
 # slackwater_mpirun(<variable>)
-#   The words that start ranks on this machine alone, talking through shared memory; next come their number and the program.
+#   The command that starts ranks on this machine only, with shared memory between them. The caller appends the number
+#   of ranks and the program.
 
 add_library(sw_flags INTERFACE)
 target_compile_options(sw_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
@@ -19,7 +22,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(sw_flags INTERFACE -Wno-maybe-uninitialized -Wno-restrict)
 endif()
 if(SLACKWATER_SANITIZE)
-  target_compile_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(sw_flags INTERFACE
+    -fsanitize=${SLACKWATER_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sw_flags INTERFACE -fsanitize=${SLACKWATER_SANITIZE})
 endif()
 
@@ -48,13 +52,13 @@ function(slackwater_test_headers)
   target_link_libraries(sw_test_headers PRIVATE sw_base sw_flags GTest::gtest GTest::gmock)
   target_compile_options(sw_test_headers PRIVATE -Og)
   target_precompile_headers(sw_test_headers PRIVATE <algorithm> <atomic> <chrono> <condition_variable> <expected>
-    <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <string> <thread> <vector>
-    <fmt/format.h> <nlohmann/json.hpp> <gtest/gtest.h> <gmock/gmock.h>)
+    <filesystem> <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <string> <thread>
+    <vector> <fmt/format.h> <nlohmann/json.hpp> <gtest/gtest.h> <gmock/gmock.h>)
 endfunction()
 
 # What every program of tests has, made of one test or of several.
 function(slackwater_test_program program)
-  find_package(GTest REQUIRED)
+  slackwater_find(GTest)
   if(NOT TARGET sw_test_headers)
     slackwater_test_headers()
   endif()

@@ -1,9 +1,11 @@
-// A plain C++ simulation under mpirun: heat spreads over a plate whose rows are split over the ranks, and every sweep is checkpointed.
+// A plain C++ simulation under mpirun. Heat spreads over a plate whose rows are split among the ranks. Every sweep is
+// checkpointed.
 //
 //   mpirun -n 4 mpi_stencil <directory> <sweeps>
 //
-// Stop it at any moment, or kill a rank, and start it again with as many ranks as you like: it goes on from the newest checkpoint, and
-// the plate at the end is the same to the last bit. Each rank hands over its rows as a box of the one global tensor "plate".
+// Stop it at any moment, or kill a rank, and start it again with any number of ranks. It continues from the newest
+// checkpoint, and the final plate is the same to the last bit. Each rank passes its rows as a box of the global tensor
+// "plate".
 #include <mpi.h>
 
 #include <algorithm>

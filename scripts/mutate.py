@@ -1,7 +1,7 @@
 """Tests with teeth: apply each slip of tests/mutations to a copy of the sources and expect its test to fail.
 
     scripts/mutate.py                       every mutation; what `make mutate` does
-    scripts/mutate.py --only pool ranks     those whose name contains one of the words
+    scripts/mutate.py --only slab ranks     those whose name contains one of the words
     scripts/mutate.py --list                what there is, without running anything
     scripts/mutate.py --check               headers, that each patch applies, that each test is there by name; seconds
 

@@ -1,7 +1,7 @@
 """Make patches of tests/mutations apply again after the code around them has changed: scripts/refresh_mutations.py
 
-Each patch that no longer applies is applied with fuzz (patch -F3) to a copy, and its diff is written anew from what came
-out. One that cannot be placed even so is named, and left as it is: somebody has to look at it.
+Each patch that no longer applies is applied with fuzz (patch -F3) to a copy, and rewritten as the diff that results. A
+patch that cannot be placed even so is named and left as it is. Somebody has to look at it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ def refresh(path: Path) -> bool:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / file, target)
         command = ["patch", "-p1", "-F3", "--no-backup-if-mismatch", "--silent", "--reject-file=-"]
-        patched = subprocess.run(command, cwd=Path(directory, "b"), input=diff, text=True, capture_output=True, check=False)
+        patched = subprocess.run(
+            command, cwd=Path(directory, "b"), input=diff, text=True, capture_output=True, check=False
+        )
         if patched.returncode != 0:
             return False
         parts = []
         for file in files:
-            made = subprocess.run(["diff", "-u", "--label", f"a/{file}", "--label", f"b/{file}", f"a/{file}", f"b/{file}"],
+            old, new = f"a/{file}", f"b/{file}"
+            made = subprocess.run(["diff", "-u", "--label", old, "--label", new, old, new],
                                   cwd=directory, text=True, capture_output=True, check=False).stdout  # fmt: skip
             parts.append(f"diff --git a/{file} b/{file}\n{made}")
         path.write_text(header + rule + "".join(parts))

@@ -1,8 +1,8 @@
 """The long forms of the reliability harnesses (docs/reliability.md), each with its table: `make soak MINUTES=n`.
 
-Everything that `make test` does briefly is done at length: power cuts with many more outcomes, every mutation against
-every scenario, 10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks and 20 under torchrun, power cuts of a real
-ext4, the whole matrix of training runs that are killed and resumed, and a load of `--minutes`. Exit code 1 if anything was lost.
+Runs at length what `make test` runs briefly: power cuts with many more outcomes, every mutation against every scenario,
+10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks and 20 under torchrun, power cuts of a real ext4, the
+whole matrix of training runs that are killed and resumed, and a load of `--minutes`. Exit code 1 if anything was lost.
 """
 
 import argparse

@@ -16,8 +16,8 @@ import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-# Far more than the checkpoints need. Without a journal, files whose deletion had not reached the disk come back, and e2fsck
-# gives each blocks of its own; where it finds no space for that it deletes files, good ones too.
+# Far more than the checkpoints need. Without a journal, deleted files come back if their deletion had not reached the
+# disk. e2fsck then gives each file its own blocks. If there is no space for that, it deletes files, good ones too.
 IMAGE_BYTES = 1 << 30
 STATE_MIB = "4"
 EVERYTHING = "1000000"

@@ -1,4 +1,4 @@
-// Exported, but not by the library that stands for an old driver: copies in batches.
+// Exported functions: copies in batches. Not part of the library that acts as an old driver.
 #include <span>
 
 #include "sim/copy_call.hpp"
@@ -26,7 +26,7 @@ bool attributes_are_valid(const Batch& batch) {
   if (batch.attribute_count == 0 || batch.attribute_count > batch.count || batch.first_copies[0] != 0) return false;
   for (std::size_t index = 0; index < batch.attribute_count; ++index) {
     const CUmemcpyAttributes& attributes = batch.attributes[index];
-    // The only order that Slackwater can do with; the other ones are refused here to find a slip.
+    // The only order that is safe for Slackwater. The others are refused, so that a mistake shows.
     if (attributes.srcAccessOrder != CUmemcpySrcAccessOrder::kStream) return false;
     if ((attributes.flags & ~kMemcpyFlagPreferOverlapWithCompute) != 0) return false;
     if (batch.first_copies[index] >= batch.count) return false;

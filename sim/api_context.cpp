@@ -1,4 +1,4 @@
-// Exported: initialisation, devices, primary contexts.
+// Exported functions: initialisation, devices, primary contexts.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

@@ -1,4 +1,4 @@
-// Exported: single copies.
+// Exported functions: single copies.
 #include "sim/copy_call.hpp"
 #include "sim/driver_api.hpp"
 #include "sim/simulator.hpp"

@@ -1,4 +1,4 @@
-// Exported: device memory, pinned host memory, what a pointer is.
+// Exported functions: device memory, pinned host memory, attributes of pointers.
 #include <sys/mman.h>
 
 #include <utility>
@@ -12,10 +12,10 @@ using namespace slackwater::sim;
 
 namespace {
 
-// Memory that a copy still uses is waited for, and the caller's mistake is counted.
+// If a copy still uses the memory, counts the caller's mistake and waits for the copy.
 CUresult unpin(Simulator& sim, Call& call, PinnedPtr range) {
   const std::uintptr_t address = range->address;
-  if (range.use_count() > 2) {  // ours and the table's
+  if (range.use_count() > 2) {  // ours and the one in the table
     ++sim.counts.unpinned_in_flight;
     range.reset();
     for (const auto& device : sim.devices) sim.wait_for_device(call, *device);
@@ -66,10 +66,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t size_bytes) {
   return enter("cuMemAlloc_v2", kContext | kUnsafe, [&](Simulator& sim, Call& call) {
     if (address == nullptr || size_bytes == 0) return CUresult::kInvalidValue;
     const Device& device = *call.device;
-    const std::uint64_t used = sim.memory.used_bytes(device.ordinal);
-    if (used > device.config.memory_bytes || size_bytes > device.config.memory_bytes - used) {
-      return CUresult::kOutOfMemory;
-    }
+    if (size_bytes > sim.free_bytes(device)) return CUresult::kOutOfMemory;
     const AllocationPtr allocation = sim.memory.allocate(device.ordinal, size_bytes);
     if (allocation == nullptr) return CUresult::kOutOfMemory;
     *address = allocation->address;
@@ -89,10 +86,8 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
 
 CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
   return enter("cuMemGetInfo_v2", kContext, [&](Simulator& sim, Call& call) {
-    const std::uint64_t total = call.device->config.memory_bytes;
-    const std::uint64_t used = std::min(sim.memory.used_bytes(call.device->ordinal), total);
-    if (free_bytes != nullptr) *free_bytes = total - used;
-    if (total_bytes != nullptr) *total_bytes = total;
+    if (free_bytes != nullptr) *free_bytes = sim.free_bytes(*call.device);
+    if (total_bytes != nullptr) *total_bytes = call.device->config.memory_bytes;
     return CUresult::kSuccess;
   });
 }

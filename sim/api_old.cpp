@@ -1,5 +1,5 @@
-// Exported: symbols that have a newer version. A real driver still has them, with 32-bit sizes or other parameters,
-// and a call would do something else than was meant. Here it is counted and refused.
+// Exported functions: symbols that have a newer version. A real driver still has them, with 32-bit sizes or other
+// parameters, so a call would not do what was meant. Here it is counted and refused.
 #include "sim/driver_api.hpp"
 #include "sim/simulator.hpp"
 

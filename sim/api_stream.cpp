@@ -1,4 +1,4 @@
-// Exported: streams, events, stream capture.
+// Exported functions: streams, events, stream capture.
 #include <algorithm>
 
 #include "sim/driver_api.hpp"
@@ -10,7 +10,7 @@ using namespace slackwater::sim;
 
 namespace {
 
-// A call that cannot be part of a graph, on a stream or event that is.
+// Invalidates a capture: the call cannot be part of a graph, but its stream or event is being captured.
 CUresult spoil(Capture& capture, CUresult answer) {
   capture.invalidated = true;
   return answer;
@@ -64,8 +64,8 @@ CUresult cuStreamSynchronize(CUstream stream) {
     if (found->capture != nullptr) return spoil(*found->capture, CUresult::kStreamCaptureUnsupported);
     OpPtr last = found->tail;
     if (found->legacy) {
-      // A marker there stands behind all blocking streams.
-      if (const CUresult result = sim.enqueue(found, {}, &last); result != CUresult::kSuccess) return result;
+      // A marker on the legacy stream comes after all blocking streams.
+      if (const CUresult result = sim.enqueue(call, found, {}, &last); result != CUresult::kSuccess) return result;
     }
     sim.wait(call, last, true);
     return found->device->error;
@@ -90,7 +90,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     if (waiting == nullptr || awaited == nullptr) return CUresult::kInvalidHandle;
     if (flags != 0) return CUresult::kInvalidValue;
     if (waiting->capture != nullptr || awaited->capture != nullptr) return sim.wait_in_capture(waiting, *awaited);
-    return sim.enqueue(waiting, {}, nullptr, awaited->record);
+    return sim.enqueue(call, waiting, {}, nullptr, awaited->record);
   });
 }
 
@@ -121,11 +121,11 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     OpPtr marker;
     const CapturePtr capture = recorded->capture;
     const bool joined = recorded->joined;
-    if (const CUresult result = sim.enqueue(recorded, {}, &marker); result != CUresult::kSuccess) return result;
+    if (const CUresult result = sim.enqueue(call, recorded, {}, &marker); result != CUresult::kSuccess) return result;
     found->record = marker;
     found->capture = capture;
     if (capture != nullptr) {
-      // A record is no work of its own: it does not make a stream unjoined.
+      // A record is not work, so it does not make the stream unjoined.
       recorded->joined = joined;
       found->captured_at = --recorded->recorded;
       found->captured_on = recorded;
@@ -149,7 +149,7 @@ CUresult cuEventSynchronize(CUevent event) {
     const EventPtr found = sim.event_of(event);
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (found->capture != nullptr) return spoil(*found->capture, CUresult::kCapturedEvent);
-    const OpPtr record = found->record;  // one that is recorded again meanwhile does not matter
+    const OpPtr record = found->record;  // recording the event again meanwhile makes no difference
     sim.wait(call, record, (found->flags & kEventBlockingSync) == 0);
     return found->device->error;
   });

@@ -1,4 +1,4 @@
-// Exported: the version, which differs between the two libraries made of these sources (CMakeLists.txt).
+// Exported function: the version. The two libraries that are built from these sources differ in it (CMakeLists.txt).
 #include "sim/driver_api.hpp"
 #include "sim/simulator.hpp"
 

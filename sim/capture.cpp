@@ -1,5 +1,5 @@
-// Simulator: stream capture. What is put on a capturing stream is recorded, not run; calls that a capture could not
-// see spoil it.
+// Simulator: stream capture. Work on a capturing stream is recorded, not run. A call that the capture cannot see
+// invalidates it.
 #include <algorithm>
 
 #include "sim/simulator.hpp"
@@ -86,7 +86,7 @@ bool Simulator::spoil_implicit(const Device& device) {
 
 CUresult Simulator::wait_in_capture(const StreamPtr& stream, Event& event) {
   if (event.capture == nullptr) {
-    // Work of before the capture: a graph that is replayed later cannot wait for it.
+    // Work from before the capture. A graph that is replayed later cannot wait for it.
     if (event.record == nullptr) return CUresult::kSuccess;
     stream->capture->invalidated = true;
     return CUresult::kStreamCaptureIsolation;

@@ -42,10 +42,10 @@ void ComputeEngine::start(std::unique_lock<std::mutex>& lock) {
     op->work->begin();
     lock.lock();
   }
-  const Duration window = op->copy_bytes == 0 ? op->duration
-                                              : transfer_time(op->copy_bytes, device_.config.d2d_bytes_per_s,
-                                                              device_.config.copy_latency_ns);
-  running_.push_back({op->ready_at + window, std::move(op)});
+  const Duration duration = op->copy_bytes == 0 ? op->duration
+                                                : transfer_time(op->copy_bytes, device_.config.d2d_bytes_per_s,
+                                                                device_.config.copy_latency_ns);
+  running_.push_back({op->ready_at + duration, std::move(op)});
   std::ranges::push_heap(running_, ends_later);
 }
 

@@ -1,5 +1,5 @@
-// ComputeEngine: kernels, and copies inside a device, as timed work. Any number of streams run at the same time; what
-// a kernel does to memory happens on one thread, in the order in which the kernels end.
+// ComputeEngine: runs kernels, and copies inside a device, as timed work. Any number of streams run at the same time.
+// The effects of kernels on memory happen on one thread, in the order in which the kernels end.
 // Thread rule: everything but run() is called with Simulator::mutex held. Lifetime: owned by its Device.
 #pragma once
 
@@ -20,7 +20,7 @@ class ComputeEngine {
 
   void add(OpPtr op);
   void wake() { changed_.notify_all(); }
-  void run();  // body of its thread, until the simulator stops
+  void run();  // body of its thread; ends when the simulator stops
 
  private:
   struct Running {
@@ -35,7 +35,7 @@ class ComputeEngine {
   Device& device_;
   std::condition_variable changed_;
   std::deque<OpPtr> ready_;
-  std::vector<Running> running_;  // a heap: the first to end in front
+  std::vector<Running> running_;  // a heap with the first to end in front
 };
 
 }  // namespace slackwater::sim

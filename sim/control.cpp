@@ -1,4 +1,5 @@
-// The control interface: the machine, its memory, counters and faults.
+// The control interface (sim_cuda.h): the machine, its memory, counters and faults.
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -10,7 +11,7 @@ using slackwater::cuda::CUevent;
 
 namespace {
 
-// Runs `body` on the device with the lock held; CUDA_ERROR_INVALID_DEVICE if there is no such device.
+// Calls `body` with the device, holding the lock. CUDA_ERROR_INVALID_DEVICE if there is no such device.
 template <class Body>
 int on_device(int ordinal, Body body) {
   Simulator& sim = simulator();
@@ -51,7 +52,10 @@ int swsim_get_config(int device, swsim_device_config* config) {
 }
 
 int swsim_set_config(int device, const swsim_device_config* config) {
-  return on_device(device, [config](Device& found) { found.config = *config; });
+  return on_device(device, [config](Device& found) {
+    found.config = *config;
+    simulator().notify_progress();  // the queue may have room now
+  });
 }
 
 uint64_t swsim_reset(void) {
@@ -87,6 +91,18 @@ int swsim_write(uint64_t to, const void* from, size_t size_bytes) {
   const std::lock_guard lock(memory_mutex_of(*allocation));
   std::memcpy(allocation->at(to), from, size_bytes);
   return 0;
+}
+
+int swsim_take_memory(int device, uint64_t leave_bytes) {
+  return on_device(device, [leave_bytes](Device& found) {
+    found.taken_bytes = 0;
+    const std::uint64_t free = simulator().free_bytes(found);
+    found.taken_bytes = free - std::min(free, leave_bytes);
+  });
+}
+
+int swsim_release_memory(int device) {
+  return on_device(device, [](Device& found) { found.taken_bytes = 0; });
 }
 
 void swsim_counters(swsim_counts* counts) {

@@ -1,4 +1,4 @@
-// The control interface: kernels.
+// The control interface (sim_cuda.h): kernels.
 #include <cstring>
 #include <functional>
 #include <utility>
@@ -11,8 +11,8 @@ using slackwater::cuda::CUstream;
 
 namespace {
 
-// Runs a function when the time of the kernel is over, or at both ends of it. Holds the device's memory meanwhile, so
-// that a copy without an order to it gets bytes of before or after, torn but never half a word.
+// Calls a function when the kernel's time is over, or at its start and its end. It locks the device's memory meanwhile.
+// So an unordered copy may get a mix of bytes from before and after, but never half a word.
 class KernelWork final : public Work {
  public:
   using Body = std::function<CUresult(int phase)>;
@@ -44,12 +44,12 @@ int launch(const char* symbol, void* handle, std::uint64_t duration_ns, bool bot
     tasks.push_back({.engine = EngineKind::kCompute,
                      .work = std::make_unique<KernelWork>(make_body(sim), both_phases, stream->device->memory_mutex),
                      .duration = Duration(duration_ns)});
-    return sim.enqueue(stream, std::move(tasks));
+    return sim.enqueue(call, stream, std::move(tasks));
   });
   return static_cast<int>(result);
 }
 
-// A kernel over a range of device memory. A range outside of it fails when the kernel runs, as on a device.
+// A kernel on a range of device memory. If the range is invalid, the kernel fails when it runs, as on a real device.
 int launch_on(const char* symbol, void* stream, std::uint64_t address, std::size_t size_bytes,
               std::uint64_t duration_ns, const std::function<void(std::byte*)>& kernel) {
   return launch(symbol, stream, duration_ns, false, [=](const Simulator& sim) -> KernelWork::Body {

@@ -11,7 +11,7 @@
 namespace slackwater::sim {
 namespace {
 
-// One end of a request, as far as the simulator knows it.
+// One end of a copy: what the simulator knows about the address.
 struct End {
   AllocationPtr allocation;  // null: host memory
   PinnedPtr pinned;          // null: pageable, if it is host memory
@@ -29,7 +29,7 @@ std::optional<End> resolve(const Simulator& sim, const Device& device, std::uint
     std::byte* const bytes = allocation->at(address);
     return End{.allocation = std::move(allocation), .pinned = nullptr, .bytes = bytes};
   }
-  // A range that only begins in device memory is too long.
+  // A range that begins in device memory but does not end there is too long.
   if (place == Place::kDevice || address == 0 || sim.memory.find(address, 1) != nullptr) return std::nullopt;
   std::optional<PinnedPtr> pinned = sim.host.find(address, extent_bytes);
   if (!pinned.has_value() || (*pinned == nullptr && sim.memory.was_freed(address))) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<End> resolve(const Simulator& sim, const Device& device, std::uint
   return end;
 }
 
-// What goes to one engine at one speed: one op.
+// Copies that go to the same engine at the same speed. They become one op.
 struct Group {
   std::vector<CopyPart> parts;
   std::vector<std::shared_ptr<const void>> held;
@@ -46,9 +46,9 @@ struct Group {
   std::uint64_t bytes = 0;
 };
 
-class Sorter {
+class CopyGroups {
  public:
-  Sorter(Simulator& sim, const Stream& stream) : sim_(sim), stream_(stream) {}
+  CopyGroups(Simulator& sim, const Stream& stream) : sim_(sim), stream_(stream) {}
 
   [[nodiscard]] CUresult add(const CopyRequest& request) {
     if (request.width == 0 || request.height == 0) return CUresult::kSuccess;
@@ -93,7 +93,7 @@ class Sorter {
   }
 
  private:
-  // The caller may reuse pageable memory when the call returns: its bytes are taken now.
+  // The caller may reuse pageable memory when the call returns, so its bytes are copied now.
   static std::shared_ptr<const void> stage(CopyPart& part) {
     auto staging = std::make_shared<std::vector<std::byte>>(part.size_bytes());
     for (std::size_t row = 0; row < part.height; ++row) {
@@ -126,7 +126,7 @@ class Sorter {
 
   Simulator& sim_;
   const Stream& stream_;
-  Group within_;      // and between devices
+  Group within_;      // a device, or between devices
   Group to_host_[2];  // pinned, pageable
   Group to_device_[2];
 };
@@ -138,22 +138,22 @@ CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream, const s
   const StreamPtr found = sim.stream_of(call, stream);
   if (found == nullptr) return CUresult::kInvalidHandle;
   if (found->device->failed()) return found->device->error;
-  Sorter sorter(sim, *found);
+  CopyGroups groups(sim, *found);
   for (std::size_t index = 0; index < requests.size(); ++index) {
-    if (const CUresult result = sorter.add(requests[index]); result != CUresult::kSuccess) {
+    if (const CUresult result = groups.add(requests[index]); result != CUresult::kSuccess) {
       if (failed != nullptr) *failed = index;
       return result;
     }
   }
-  if (found->capture != nullptr && sorter.pageable()) {
+  if (found->capture != nullptr && groups.pageable()) {
     found->capture->invalidated = true;
     return CUresult::kStreamCaptureUnsupported;
   }
-  const bool waits = sorter.waits();
-  std::vector<Task> tasks = sorter.tasks();
+  const bool waits = groups.waits();
+  std::vector<Task> tasks = groups.tasks();
   if (tasks.empty()) return CUresult::kSuccess;
   OpPtr queued;
-  if (const CUresult result = sim.enqueue(found, std::move(tasks), &queued); result != CUresult::kSuccess) {
+  if (const CUresult result = sim.enqueue(call, found, std::move(tasks), &queued); result != CUresult::kSuccess) {
     return result;
   }
   if (!waits) return CUresult::kSuccess;

@@ -1,5 +1,6 @@
-// From the arguments of a copy call to tasks on a stream: which way the bytes go, whether the host memory is pinned,
-// whether the addresses are valid. Thread rule: with Simulator::mutex held.
+// Turns the arguments of a copy call into tasks on a stream: checks the addresses, and finds out the direction and
+// whether the host memory is pinned.
+// Thread rule: with Simulator::mutex held.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +12,9 @@
 
 namespace slackwater::sim {
 
-enum class Place : std::uint8_t { kHost, kDevice, kEither };  // kEither: the address tells
+enum class Place : std::uint8_t { kHost, kDevice, kEither };  // kEither: decided by the address
 
-// Rows of bytes as the caller described them. The addresses are of the first byte.
+// Rows of bytes, as the caller described them. `from` and `to` are addresses of the first byte.
 struct CopyRequest {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
@@ -25,9 +26,9 @@ struct CopyRequest {
   std::size_t to_pitch = 0;
 };
 
-// Queues the copies behind everything on the stream, unordered among themselves; on return from pageable memory has
-// been read, and pageable memory has been written. All or nothing: `failed` (if given) gets the index of the first
-// that is refused.
+// Queues the copies after everything on the stream, without order among themselves. On return, pageable sources have
+// been read and pageable destinations have been written. All or nothing: `failed`, if given, gets the index of the
+// first copy that is refused.
 [[nodiscard]] CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream,
                                     const std::vector<CopyRequest>& requests, std::size_t* failed = nullptr);
 

@@ -45,24 +45,28 @@ bool CopyEngine::wait_begun(std::unique_lock<std::mutex>& lock, std::uint64_t co
 }
 
 OpPtr CopyEngine::take_first() {
-  const auto first = std::ranges::min_element(
-      ready_, {}, [](const OpPtr& op) { return std::tuple(op->priority, op->ready_at, op->sequence); });
+  const bool obeys = device_.config.copy_priorities != 0;
+  const auto first = std::ranges::min_element(ready_, {}, [this, obeys](const OpPtr& op) {
+    const int rank = obeys ? op->priority : static_cast<int>(op->stream != last_stream_);
+    return std::tuple(rank, op->ready_at, op->sequence);
+  });
   OpPtr op = std::move(*first);
   ready_.erase(first);
+  last_stream_ = op->stream;
   return op;
 }
 
-Duration CopyEngine::window_of(const Op& op) const {
+Duration CopyEngine::duration_of(const Op& op) const {
   const swsim_device_config& config = device_.config;
   const std::uint64_t pinned = kind_ == EngineKind::kDeviceToHost ? config.d2h_bytes_per_s : config.h2d_bytes_per_s;
   return transfer_time(op.copy_bytes, op.pageable ? config.pageable_bytes_per_s : pinned, config.copy_latency_ns);
 }
 
 void CopyEngine::copy(std::unique_lock<std::mutex>& lock, Op& op) {
-  const Duration window = window_of(op);
+  const Duration duration = duration_of(op);
   const cuda::CUresult fault = device_.take_copy_fault();
   const TimePoint begun = Clock::now();
-  TimePoint deadline = std::max({free_at_, op.ready_at, device_.released_at}) + window;
+  TimePoint deadline = std::max({free_at_, op.ready_at, device_.released_at}) + duration;
   lock.unlock();
   op.work->begin();
   lock.lock();
@@ -77,20 +81,20 @@ void CopyEngine::copy(std::unique_lock<std::mutex>& lock, Op& op) {
     stats_.bytes += op.copy_bytes;
   }
   ++stats_.copies;
-  // At memcpy speed the window is what it really took.
+  // At memcpy speed, a copy takes as long as it really took.
   const TimePoint now = Clock::now();
   const Duration real = std::chrono::duration_cast<Duration>(now - begun);
-  stats_.busy_ns += static_cast<std::uint64_t>((window.count() > 0 ? window : real).count());
-  free_at_ = arrived && window.count() > 0 ? deadline : now;
+  stats_.busy_ns += static_cast<std::uint64_t>((duration.count() > 0 ? duration : real).count());
+  free_at_ = arrived && duration.count() > 0 ? deadline : now;
 }
 
 bool CopyEngine::sleep_until(std::unique_lock<std::mutex>& lock, TimePoint& deadline) {
-  const auto hopeless = [this] { return simulator_.stopping || device_.failed(); };
+  const auto ended = [this] { return simulator_.stopping || device_.failed(); };
   const auto stalled = [this] { return device_.stall != SWSIM_STALL_OFF; };
-  while (changed_.wait_until(lock, deadline, [&] { return hopeless() || stalled(); })) {
-    if (hopeless()) return false;
+  while (changed_.wait_until(lock, deadline, [&] { return ended() || stalled(); })) {
+    if (ended()) return false;
     const Duration left = std::max(Duration(0), std::chrono::duration_cast<Duration>(deadline - Clock::now()));
-    changed_.wait(lock, [&] { return hopeless() || !stalled(); });
+    changed_.wait(lock, [&] { return ended() || !stalled(); });
     deadline = device_.released_at + left;
   }
   return true;

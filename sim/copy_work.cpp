@@ -7,19 +7,19 @@
 namespace slackwater::sim {
 namespace {
 
-constexpr std::size_t kTinyBytes = 256;        // moves as a whole, at the end
-constexpr std::size_t kPieceBytes = 1u << 20;  // moved under one hold of the locks: kernels get in between
+constexpr std::size_t kTinyBytes = 256;        // moved at once, at the end
+constexpr std::size_t kPieceBytes = 1u << 20;  // moved under the locks at a time, so that kernels get in between
 
-class HoldAll {
+class LockAll {
  public:
-  explicit HoldAll(const std::vector<std::mutex*>& locks) : locks_(locks) {
+  explicit LockAll(const std::vector<std::mutex*>& locks) : locks_(locks) {
     for (std::mutex* lock : locks_) lock->lock();
   }
-  ~HoldAll() {
+  ~LockAll() {
     for (std::mutex* lock : locks_) lock->unlock();
   }
-  HoldAll(const HoldAll&) = delete;
-  HoldAll& operator=(const HoldAll&) = delete;
+  LockAll(const LockAll&) = delete;
+  LockAll& operator=(const LockAll&) = delete;
 
  private:
   const std::vector<std::mutex*>& locks_;
@@ -54,20 +54,20 @@ cuda::CUresult CopyWork::finish() {
   return cuda::CUresult::kSuccess;
 }
 
-void CopyWork::move_rows(const CopyPart& part, std::size_t first, std::size_t behind) const {
+void CopyWork::move_rows(const CopyPart& part, std::size_t first, std::size_t end) const {
   const std::size_t rows_at_once = std::max<std::size_t>(kPieceBytes / part.width, 1);
-  while (first < behind) {
-    const HoldAll hold(locks_);
-    for (const std::size_t stop = std::min(first + rows_at_once, behind); first < stop; ++first) {
+  while (first < end) {
+    const LockAll locked(locks_);
+    for (const std::size_t stop = std::min(first + rows_at_once, end); first < stop; ++first) {
       std::memcpy(part.to + first * part.to_pitch, part.from + first * part.from_pitch, part.width);
     }
   }
 }
 
-void CopyWork::move_bytes(const CopyPart& part, std::size_t first, std::size_t behind) const {
-  while (first < behind) {
-    const std::size_t bytes = std::min(kPieceBytes, behind - first);
-    const HoldAll hold(locks_);
+void CopyWork::move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const {
+  while (first < end) {
+    const std::size_t bytes = std::min(kPieceBytes, end - first);
+    const LockAll locked(locks_);
     std::memcpy(part.to + first, part.from + first, bytes);
     first += bytes;
   }

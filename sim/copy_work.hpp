@@ -1,7 +1,8 @@
-// CopyWork: the bytes of one copy. Of every part that is not tiny, one half moves when the copy's time window opens
-// and the rest when it closes: a copy that does not wait for its producer, or an update that does not wait for the
-// copy, leaves torn bytes behind.
-// Thread rule: run by the engine's thread; takes the memory locks of the devices it touches, a piece at a time.
+// CopyWork: moves the bytes of one copy. Half of every part that is not tiny moves when the copy's time begins, the
+// rest when it ends. So a copy that does not wait for its producer, or an update that does not wait for the copy,
+// leaves torn bytes.
+// Owner: its Op. Thread rule: the engine's thread runs it. It takes the memory locks of its devices for one piece at a
+// time.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +28,16 @@ struct CopyPart {
 
 class CopyWork final : public Work {
  public:
-  // `locks`: of the devices whose memory is touched, in the order of devices, without repetition. `held`: what must
-  // stay until the copy is over.
+  // `locks` are those of the devices whose memory is touched, in the order of devices and without repetition. `held` is
+  // what must stay alive until the copy is done.
   CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<std::shared_ptr<const void>> held);
 
   void begin() override;
   [[nodiscard]] cuda::CUresult finish() override;
 
  private:
-  void move_rows(const CopyPart& part, std::size_t first, std::size_t behind) const;
-  void move_bytes(const CopyPart& part, std::size_t first, std::size_t behind) const;
+  void move_rows(const CopyPart& part, std::size_t first, std::size_t end) const;
+  void move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const;
 
   const std::vector<CopyPart> parts_;
   const std::vector<std::mutex*> locks_;

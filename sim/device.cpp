@@ -2,18 +2,22 @@
 
 #include <algorithm>
 
+#include "sim/simulator.hpp"
+
 namespace slackwater::sim {
 
-Device::Device(Simulator& simulator, int device_ordinal)
-    : ordinal(device_ordinal),
-      config{.memory_bytes = std::uint64_t{16} << 30},
-      to_host(simulator, *this, EngineKind::kDeviceToHost),
-      to_device(simulator, *this, EngineKind::kHostToDevice),
-      compute(simulator, *this) {}
+Device::Device(Simulator& owner, int device_ordinal)
+    : simulator(owner),
+      ordinal(device_ordinal),
+      config{.memory_bytes = std::uint64_t{16} << 30, .queue_limit = 1024},
+      to_host(owner, *this, EngineKind::kDeviceToHost),
+      to_device(owner, *this, EngineKind::kHostToDevice),
+      compute(owner, *this) {}
 
 void Device::fail(cuda::CUresult code) {
   if (!failed()) error = code;
   wake();
+  simulator.notify_progress();
 }
 
 void Device::wake() {

@@ -1,6 +1,7 @@
 // Device, and what lives in its primary context: streams, events, captures.
-// Thread rule: guarded by Simulator::mutex, but for memory_mutex, which orders the bytes themselves and is never waited
-// for with Simulator::mutex held. Lifetime: devices live until the simulator is reset; the rest is shared.
+// Owner: Simulator. Thread rule: guarded by Simulator::mutex, except for memory_mutex. That one guards the bytes, and
+// nobody waits for it while holding Simulator::mutex. Lifetime: devices live until the simulator is reset. The rest is
+// shared.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 #include "sim/compute_engine.hpp"
 #include "sim/copy_engine.hpp"
 #include "sim/sim_cuda.h"
@@ -22,12 +23,12 @@ namespace slackwater::sim {
 struct Stream;
 using StreamPtr = std::shared_ptr<Stream>;
 
-// Priorities go from 0 to the greatest, which is the smallest number.
+// Priorities go from 0, the least, down to the greatest, which is the smallest number.
 inline constexpr int kLeastPriority = 0;
 inline constexpr int kGreatestPriority = -5;
 inline constexpr int kMaxPitch = 0x7fff'ffff;
 
-// A recording of streams into a graph. Streams that wait for an event recorded in it join it.
+// A capture of streams into a graph. A stream that waits for an event of the capture joins it.
 struct Capture {
   cuda::CUstreamCaptureMode mode = cuda::CUstreamCaptureMode::kGlobal;
   std::thread::id thread;
@@ -37,11 +38,18 @@ struct Capture {
 };
 using CapturePtr = std::shared_ptr<Capture>;
 
+[[nodiscard]] inline std::uint64_t next_stream_id() {
+  static std::uint64_t last = 0;  // guarded by Simulator::mutex, as streams are made with it held
+  return ++last;
+}
+
 struct Stream {
   Device* device = nullptr;
   bool legacy = false;
   bool blocking = true;  // in order with the legacy default stream
   int priority = 0;
+  std::uint64_t id = next_stream_id();  // never reused
+  std::shared_ptr<Backlog> backlog = std::make_shared<Backlog>();
   OpPtr tail;
   CapturePtr capture;
   std::uint64_t recorded = 0;  // calls recorded into the capture
@@ -51,25 +59,27 @@ struct Stream {
 struct Event {
   Device* device = nullptr;
   unsigned flags = 0;
-  OpPtr record;        // null: never recorded, counts as reached
-  CapturePtr capture;  // it was last recorded in
+  OpPtr record;        // null: never recorded, so it counts as reached
+  CapturePtr capture;  // the one in which it was last recorded
   std::weak_ptr<Stream> captured_on;
   std::uint64_t captured_at = 0;
 };
 using EventPtr = std::shared_ptr<Event>;
 
 struct Device {
-  Device(Simulator& simulator, int device_ordinal);
+  Device(Simulator& owner, int device_ordinal);
 
   [[nodiscard]] bool failed() const { return error != cuda::CUresult::kSuccess; }
   void fail(cuda::CUresult code);  // the first error sticks
   void wake();
-  // What the copy that begins now is to fail with.
+  // The error with which the copy that begins now must fail.
   [[nodiscard]] cuda::CUresult take_copy_fault();
 
+  Simulator& simulator;
   const int ordinal;
   swsim_device_config config;
   std::mutex memory_mutex;
+  std::uint64_t taken_bytes = 0;  // by swsim_take_memory
 
   // The primary context.
   std::uint64_t retained = 0;
@@ -77,13 +87,13 @@ struct Device {
   cuda::CUresult error = cuda::CUresult::kSuccess;
   StreamPtr legacy_stream;
   std::map<std::thread::id, StreamPtr> thread_streams;
-  std::vector<OpPtr> orphans;  // last work of destroyed streams
+  std::vector<OpPtr> orphans;  // last ops of destroyed streams
 
   CopyEngine to_host;
   CopyEngine to_device;
   ComputeEngine compute;
   int stall = SWSIM_STALL_OFF;
-  TimePoint released_at;  // copies that were stalled begin or go on from there
+  TimePoint released_at;  // when stalled copies begin or go on
   struct CopyFault {
     std::uint64_t remaining;
     cuda::CUresult code;
@@ -91,7 +101,7 @@ struct Device {
   std::vector<CopyFault> copy_faults;
 };
 
-// At `bytes_per_s` 0 it takes no time of its own.
+// If `bytes_per_s` is 0, only the latency counts.
 [[nodiscard]] Duration transfer_time(std::uint64_t bytes, std::uint64_t bytes_per_s, std::uint64_t latency_ns);
 
 }  // namespace slackwater::sim

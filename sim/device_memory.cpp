@@ -88,7 +88,7 @@ std::uint64_t DeviceMemory::free_all_of(int device) {
 
 DeviceMemory::Live::iterator DeviceMemory::retire(Live::iterator entry) {
   Mapping& reserved = entry->second->reserved;
-  // The address stays taken, the memory behind it goes.
+  // Keep the address, but free its memory.
   const void* const emptied = ::mmap(reserved.data(), reserved.size_bytes(), PROT_NONE,
                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   if (emptied != MAP_FAILED) freed_.push_back(std::move(reserved));

@@ -1,7 +1,7 @@
-// DeviceMemory: what cuMemAlloc hands out. Each allocation is one memfd mapped twice: at the device address without
-// any access rights, so that a host that touches it faults, and at an alias that only the simulator knows.
-// Thread rule: guarded by Simulator::mutex; the bytes behind an alias by Device::memory_mutex.
-// Lifetime: work that uses an allocation shares it, so that a free never pulls memory from under a copy.
+// DeviceMemory: what cuMemAlloc returns. Each allocation is one memfd that is mapped twice. The mapping at the device
+// address has no access rights, so a host that touches it faults. Only the simulator knows the other one, the alias.
+// Owner: Simulator. Thread rule: guarded by Simulator::mutex; the bytes at an alias by Device::memory_mutex.
+// Lifetime: work that uses an allocation shares it, so that a free never takes memory from a running copy.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +10,11 @@
 #include <map>
 #include <memory>
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 
 namespace slackwater::sim {
 
-// A mapping, unmapped by the destructor.
+// A memory mapping. The destructor unmaps it.
 class Mapping {
  public:
   Mapping() = default;
@@ -44,13 +44,13 @@ using AllocationPtr = std::shared_ptr<Allocation>;
 
 class DeviceMemory {
  public:
-  // Null when the operating system has no more memory or mappings.
+  // Null if the operating system has no more memory or mappings.
   [[nodiscard]] AllocationPtr allocate(int device, std::size_t size_bytes);
   // The allocation that holds all of these bytes; null if none does.
   [[nodiscard]] AllocationPtr find(cuda::CUdeviceptr address, std::size_t size_bytes) const;
-  // By exact base address. The address is not given out again soon, so that a use after free is seen.
+  // `address` is the exact start. It is not reused soon, so that a use after free shows.
   [[nodiscard]] bool free(cuda::CUdeviceptr address);
-  std::uint64_t free_all_of(int device);  // how many there were
+  std::uint64_t free_all_of(int device);  // returns how many there were
   [[nodiscard]] bool was_freed(cuda::CUdeviceptr address) const;
 
   [[nodiscard]] std::uint64_t count() const { return live_.size(); }
@@ -62,7 +62,7 @@ class DeviceMemory {
   Live::iterator retire(Live::iterator entry);
 
   Live live_;
-  std::deque<Mapping> freed_;  // addresses only, nothing behind them
+  std::deque<Mapping> freed_;  // addresses without memory
 };
 
 }  // namespace slackwater::sim

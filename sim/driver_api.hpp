@@ -1,8 +1,8 @@
-// What the simulated driver library exports of the driver's interface: every function of src/device/cuda_abi.hpp, and
-// the calls that only tests make. Definitions that differ from these declarations do not compile.
+// What the simulated driver library exports: every function of src/device/cuda/abi.hpp, and the calls that only tests
+// make. A definition that differs from its declaration here does not compile.
 #pragma once
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 
 namespace slackwater::cuda {
 

@@ -1,7 +1,7 @@
 // The simulated driver's texts for result codes. Constant data.
 #pragma once
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 
 namespace slackwater::sim {
 
@@ -11,6 +11,6 @@ struct ErrorText {
   const char* text;
 };
 
-[[nodiscard]] const ErrorText* find_error(cuda::CUresult code);  // null for one that cuda_abi.hpp does not name
+[[nodiscard]] const ErrorText* find_error(cuda::CUresult code);  // null for a code that abi.hpp does not name
 
 }  // namespace slackwater::sim

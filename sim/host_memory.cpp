@@ -12,7 +12,7 @@ namespace {
 
 std::uintptr_t page_bytes() { return static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE)); }
 std::uintptr_t first_page(std::uintptr_t address) { return address & ~(page_bytes() - 1); }
-std::uintptr_t behind_last_page(std::uintptr_t address, std::size_t size_bytes) {
+std::uintptr_t end_page(std::uintptr_t address, std::size_t size_bytes) {
   return first_page(address + size_bytes + page_bytes() - 1);
 }
 
@@ -20,9 +20,9 @@ std::uintptr_t behind_last_page(std::uintptr_t address, std::size_t size_bytes) 
 
 bool HostMemory::add(PinnedRange range) {
   const std::uintptr_t begin = first_page(range.address);
-  const std::uintptr_t end = behind_last_page(range.address, range.size_bytes);
+  const std::uintptr_t end = end_page(range.address, range.size_bytes);
   for (const auto& [address, other] : ranges_) {
-    if (first_page(address) < end && begin < behind_last_page(address, other->size_bytes)) return false;
+    if (first_page(address) < end && begin < end_page(address, other->size_bytes)) return false;
   }
   const std::uintptr_t address = range.address;
   ranges_.emplace(address, std::make_shared<const PinnedRange>(std::move(range)));
@@ -59,7 +59,7 @@ std::uint64_t HostMemory::pinned_bytes() const {
 bool is_mapped(std::uintptr_t address, std::size_t size_bytes) {
   constexpr std::size_t kPagesAtOnce = 4096;
   std::vector<unsigned char> resident(kPagesAtOnce);
-  const std::uintptr_t end = behind_last_page(address, size_bytes);
+  const std::uintptr_t end = end_page(address, size_bytes);
   for (std::uintptr_t page = first_page(address); page < end; page += kPagesAtOnce * page_bytes()) {
     const std::size_t bytes = std::min<std::uintptr_t>(end - page, kPagesAtOnce * page_bytes());
     if (::mincore(reinterpret_cast<void*>(page), bytes, resident.data()) != 0) return false;  // ENOMEM: a hole

@@ -1,4 +1,4 @@
-// Simulator: work in order. Streams, waits and the rules of the legacy default stream become edges between ops.
+// Simulator: the order of work. Streams, waits and the rules of the legacy default stream become edges between ops.
 #include <algorithm>
 #include <utility>
 
@@ -15,13 +15,32 @@ OpPtr Simulator::new_op(const Stream& stream, Task task) {
   op->copy_bytes = task.copy_bytes;
   op->pageable = task.pageable;
   op->priority = stream.priority;
+  op->stream = stream.id;
+  op->backlog = stream.backlog;
+  ++op->backlog->pending;
   op->sequence = ++next_sequence_;
   op->ready_at = Clock::now();
   ++counts.pending;
   return op;
 }
 
-CUresult Simulator::enqueue(const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued, const OpPtr& also_after) {
+void Simulator::wait_for_room(Call& call, const Stream& stream) {
+  const std::shared_ptr<Backlog> backlog = stream.backlog;
+  const Device& device = *stream.device;
+  const auto has_room = [&] {
+    const std::uint64_t limit = device.config.queue_limit;
+    return limit == 0 || backlog->pending < limit || device.failed() || stopping;
+  };
+  if (has_room()) return;
+  ++counts.blocked_calls;
+  ++backlog->waiting;
+  progress_.wait(call.lock, has_room);
+  --backlog->waiting;
+}
+
+CUresult Simulator::enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued,
+                            OpPtr also_after) {
+  if (stream->capture == nullptr) wait_for_room(call, *stream);
   if (stream->capture != nullptr) {
     if (stream->capture->invalidated) return CUresult::kStreamCaptureInvalidated;
     ++stream->recorded;
@@ -30,6 +49,7 @@ CUresult Simulator::enqueue(const StreamPtr& stream, std::vector<Task> tasks, Op
     return CUresult::kSuccess;
   }
   Device& device = *stream->device;
+  if (device.failed()) return device.error;
   if (stream->legacy && spoil_implicit(device)) return CUresult::kStreamCaptureImplicit;
 
   std::vector<OpPtr> before{stream->tail, also_after};
@@ -44,7 +64,7 @@ CUresult Simulator::enqueue(const StreamPtr& stream, std::vector<Task> tasks, Op
 
   std::vector<OpPtr> ops;
   for (Task& task : tasks) ops.push_back(new_op(*stream, std::move(task)));
-  // What comes after waits for one op: the only one, or a marker behind all of them.
+  // Later work waits for one op: the only one, or a marker after all of them.
   const OpPtr last = ops.size() == 1 ? ops.front() : new_op(*stream, Task{});
   for (const OpPtr& op : ops) {
     for (const OpPtr& earlier : before) link(earlier, op);
@@ -88,6 +108,8 @@ void Simulator::complete(const OpPtr& op, TimePoint at) {
     current->work.reset();
     watched |= current->watched;
     --counts.pending;
+    --current->backlog->pending;
+    watched |= current->backlog->waiting > 0;
     for (const OpPtr& next : std::exchange(current->next, {})) {
       next->ready_at = std::max(next->ready_at, current->done_at);
       if (--next->missing > 0) continue;
@@ -124,11 +146,11 @@ bool Simulator::idle(const Stream& stream) const {
   const auto over = [](const Stream& other) { return other.tail == nullptr || other.tail->done; };
   if (!over(stream)) return false;
   if (!stream.legacy) return true;
-  const auto out_of_the_way = [&](const auto& entry) {
+  const auto idle_or_unrelated = [&](const auto& entry) {
     return entry.second->device != stream.device || !entry.second->blocking || over(*entry.second);
   };
-  return std::ranges::all_of(streams, out_of_the_way) &&
-         std::ranges::all_of(stream.device->thread_streams, out_of_the_way);
+  return std::ranges::all_of(streams, idle_or_unrelated) &&
+         std::ranges::all_of(stream.device->thread_streams, idle_or_unrelated);
 }
 
 }  // namespace slackwater::sim

@@ -1,7 +1,7 @@
-/* Control of the simulated CUDA driver: a C interface for C++ tests (linked or dlopen'ed), benchmarks, and ctypes.
+/* Controls the simulated CUDA driver: a C interface for C++ tests (linked or loaded by dlopen), benchmarks, and ctypes.
  *
  * Streams and events are CUstream and CUevent, addresses are CUdeviceptr, results are CUresult as int (0: success).
- * Thread rule: any thread. Lifetime: the simulator is one per process, as the real driver is. */
+ * Thread rule: any thread. Lifetime: there is one simulator per process, as there is one driver. */
 #ifndef SLACKWATER_SIM_CUDA_H_
 #define SLACKWATER_SIM_CUDA_H_
 
@@ -17,40 +17,47 @@ extern "C" {
 /* --- the machine ------------------------------------------------------------------------------------------------- */
 
 typedef struct swsim_device_config {
-  uint64_t memory_bytes;    /* cuMemAlloc fails beyond it; default 16 GiB */
-  uint64_t d2h_bytes_per_s; /* of each copy engine; 0, the default: as fast as memcpy */
+  uint64_t memory_bytes;    /* cuMemAlloc fails beyond this; default 16 GiB */
+  uint64_t d2h_bytes_per_s; /* speed of each copy engine; 0, the default: as fast as memcpy */
   uint64_t h2d_bytes_per_s;
   uint64_t d2d_bytes_per_s;
   uint64_t pageable_bytes_per_s; /* to and from host memory that is not pinned */
   uint64_t copy_latency_ns;      /* before the first byte of every copy, or of every batch */
-  int32_t numa_node;             /* what CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID answers; default 0 */
+  int32_t numa_node;             /* value of CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID; default 0 */
+  int32_t copy_priorities;       /* 1: copy engines obey priorities and streams take turns. Default 0, as reported */
+  uint64_t queue_limit;          /* a call blocks while its stream has this many pending ops; 0: never; default 1024 */
 } swsim_device_config;
 
-/* Number of devices; only before cuInit, else CUDA_ERROR_NOT_PERMITTED. Default: environment SWSIM_DEVICES, or 1. */
+/* Sets the number of devices. Only before cuInit, else CUDA_ERROR_NOT_PERMITTED. Default: $SWSIM_DEVICES, or 1. */
 SWSIM_API int swsim_configure(int device_count);
 SWSIM_API int swsim_get_config(int device, swsim_device_config* config);
-/* At any time; a copy under way keeps the speed it began with. */
+/* At any time. A copy in flight keeps the speed that it began with. */
 SWSIM_API int swsim_set_config(int device, const swsim_device_config* config);
 
-/* Back to the state before cuInit, configuration and faults included. 0, or the number of contexts, streams, events,
- * allocations and registrations still alive: then nothing was done. */
+/* Returns to the state before cuInit, without configuration and faults. Returns 0. If contexts, streams, events,
+ * allocations or registrations are still alive, it returns their number and does nothing. */
 SWSIM_API uint64_t swsim_reset(void);
 
-/* --- device memory, past all streams ------------------------------------------------------------------------------ */
+/* --- device memory, bypassing streams ----------------------------------------------------------------------------- */
 
 SWSIM_API int swsim_is_device_address(uint64_t address);
-/* Where the simulator itself reaches this memory; NULL if it is none. For kernels: elsewhere use read and write. */
+/* Where the simulator reaches this memory; NULL if it is not device memory. Only for kernels: others read and write. */
 SWSIM_API void* swsim_device_to_host_alias(uint64_t address);
 SWSIM_API int swsim_read(void* to, uint64_t from, size_t size_bytes);
 SWSIM_API int swsim_write(uint64_t to, const void* from, size_t size_bytes);
 
+/* Plays a caching allocator that owns the device: takes all free memory but `leave_bytes`, so that cuMemAlloc fails
+ * beyond that. Memory freed later is free again. A second call starts afresh. Not counted as an allocation. */
+SWSIM_API int swsim_take_memory(int device, uint64_t leave_bytes);
+SWSIM_API int swsim_release_memory(int device);
+
 /* --- compute: timed work on a stream ------------------------------------------------------------------------------ */
 
 enum { SWSIM_AT_START = 0, SWSIM_AT_END = 1 };
-/* Runs on a thread of the simulator; may use swsim_device_to_host_alias, must not call the driver. */
+/* Runs on a thread of the simulator. May use swsim_device_to_host_alias, but must not call the driver. */
 typedef void (*swsim_kernel)(void* user, int phase);
 
-/* `kernel` is called when `duration_ns` are over; with `both_phases` when they begin, too. */
+/* Calls `kernel` after `duration_ns`. With `both_phases`, also at the start. */
 SWSIM_API int swsim_launch(void* stream, uint64_t duration_ns, swsim_kernel kernel, void* user, int both_phases);
 SWSIM_API int swsim_launch_delay(void* stream, uint64_t duration_ns);
 SWSIM_API int swsim_launch_fill(void* stream, uint64_t address, size_t size_bytes, uint8_t value, uint64_t duration_ns);
@@ -64,45 +71,46 @@ typedef struct swsim_counts {
   uint64_t streams, events;             /* alive */
   uint64_t allocations, device_bytes;   /* alive, on all devices */
   uint64_t registrations, pinned_bytes; /* alive; cuMemHostAlloc included */
-  uint64_t pending;                     /* copies, kernels and markers not done */
-  uint64_t host_waits;                  /* times a call waited for the device */
-  uint64_t spinning_waits;              /* of those: on a real device the CPU would have spun */
-  uint64_t old_abi_calls;               /* calls of a symbol that has a newer version */
+  uint64_t pending;                     /* unfinished copies, kernels and markers */
+  uint64_t host_waits;                  /* calls that waited for the device */
+  uint64_t spinning_waits;              /* of those, calls that would spin with a real device */
+  uint64_t old_abi_calls;               /* calls of symbols that have a newer version */
   uint64_t invalid_handles;             /* calls with a destroyed or unknown stream or event */
-  uint64_t unpinned_in_flight;          /* host memory unpinned while a copy was using it */
+  uint64_t unpinned_in_flight;          /* host memory unpinned while a copy used it */
   uint64_t abandoned;                   /* objects that were alive when their context was destroyed */
+  uint64_t blocked_calls;               /* calls that waited because their stream's queue was full */
 } swsim_counts;
 SWSIM_API void swsim_counters(swsim_counts* counts);
-/* Calls of an exported symbol, failed ones included. */
+/* Number of calls of an exported symbol, including failed ones. */
 SWSIM_API uint64_t swsim_calls(const char* symbol);
 
 enum { SWSIM_D2H = 0, SWSIM_H2D = 1 };
 typedef struct swsim_engine_stats {
-  uint64_t busy_ns; /* sum of the copies' time windows */
+  uint64_t busy_ns; /* simulated time of all copies */
   uint64_t bytes;
-  uint64_t begun;  /* copies; a batch counts once */
-  uint64_t copies; /* that are over */
+  uint64_t begun;  /* copies that have begun; a batch counts once */
+  uint64_t copies; /* finished copies */
 } swsim_engine_stats;
 SWSIM_API int swsim_engine(int device, int direction, swsim_engine_stats* stats);
 
-/* Simulated time at which the event's last record was reached, on the clock of swsim_now_ns; -1 if it is not yet. */
+/* Simulated time at which the last record of the event was reached, on the clock of swsim_now_ns; -1 if not reached. */
 SWSIM_API int64_t swsim_event_time_ns(void* event);
 SWSIM_API int64_t swsim_now_ns(void); /* CLOCK_MONOTONIC */
 
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
-/* The nth call of `symbol` from now (1: the next) does nothing and returns `code`. `sticky`: so does every later call
- * that uses the current context. */
+/* The nth call of `symbol` from now (1: the next) does nothing and returns `code`. With `sticky`, so does every later
+ * call that uses the current context. */
 SWSIM_API void swsim_fail_call(const char* symbol, uint64_t nth, int code, int sticky);
-/* The nth copy that a copy engine of the device begins from now on breaks off halfway. The error comes out of a later
- * call and sticks to the context. */
+/* The nth copy that a copy engine of the device begins from now on stops halfway. A later call returns the error, which
+ * sticks to the context. */
 SWSIM_API int swsim_fail_copy(int device, uint64_t nth, int code);
-/* Off, on: copies between host and device do not advance; halfway: they begin, and do not end. */
+/* On: copies between host and device do not begin. Halfway: they begin, but do not end. */
 enum { SWSIM_STALL_OFF = 0, SWSIM_STALL_ON = 1, SWSIM_STALL_HALFWAY = 2 };
 SWSIM_API int swsim_stall_copies(int device, int mode);
-/* Waits until this many copies have begun since the start; CUDA_ERROR_NOT_READY if the device fails first. */
+/* Waits until this many copies have begun since the start. CUDA_ERROR_NOT_READY if the device fails first. */
 SWSIM_API int swsim_wait_begun(int device, int direction, uint64_t copies);
-/* The device has gone: everything queued ends unfinished, every call on its context returns CUDA_ERROR_UNKNOWN. */
+/* Loses the device: everything queued ends unfinished, and every call on its context returns CUDA_ERROR_UNKNOWN. */
 SWSIM_API int swsim_lose_device(int device);
 
 #ifdef __cplusplus

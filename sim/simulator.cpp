@@ -146,6 +146,11 @@ void Simulator::destroy_context(Call& call, Device& device) {
   device.error = CUresult::kSuccess;
 }
 
+std::uint64_t Simulator::free_bytes(const Device& device) const {
+  const std::uint64_t total = device.config.memory_bytes;
+  return total - std::min(total, memory.used_bytes(device.ordinal) + device.taken_bytes);
+}
+
 Device* Simulator::device_at(int ordinal) {
   if (devices.empty() && !initialized) make_devices(0);
   return ordinal >= 0 && static_cast<std::size_t>(ordinal) < devices.size() ? devices[ordinal].get() : nullptr;

@@ -1,7 +1,7 @@
-// Simulator: the state behind the exported functions. One a process, as the real driver is one a process; the only
-// global of the code base, and never in the product.
-// Thread rule: everything is guarded by `mutex`. Lifetime: never destroyed, because calls may come while a process
-// exits; its threads are joined then, and later calls answer CUDA_ERROR_DEINITIALIZED.
+// Simulator: the state behind the exported functions. There is one per process, as there is one driver. It is a global,
+// but never part of the product.
+// Thread rule: `mutex` guards everything. Lifetime: never destroyed, because calls may come while the process exits.
+// Its threads are joined then, and later calls return CUDA_ERROR_DEINITIALIZED.
 #pragma once
 
 #include <sys/types.h>
@@ -20,7 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
 #include "sim/host_memory.hpp"
@@ -31,28 +31,28 @@ namespace slackwater::sim {
 
 using cuda::CUresult;
 
-// What an exported function needs, or-ed.
+// What an exported function needs. Combine with |.
 inline constexpr unsigned kAlways = 0;
 inline constexpr unsigned kInit = 1;
 inline constexpr unsigned kContext = 2 | kInit;  // a current context without a sticky error
-inline constexpr unsigned kUnsafe = 4;           // forbidden while a capture that covers this thread is going on
-inline constexpr unsigned kCleanup = 8;          // does its work on a failed context too, and then returns the error
+inline constexpr unsigned kUnsafe = 4;           // forbidden during a capture that covers this thread
+inline constexpr unsigned kCleanup = 8;          // works on a failed context, too, and then returns its error
 
-// Of the calling thread; forgotten when the simulator is reset.
+// State of the calling thread. A reset of the simulator drops it.
 struct ThreadState {
   std::uint64_t generation = 0;
   std::vector<cuda::CUcontext> contexts;  // the current one last
   cuda::CUstreamCaptureMode capture_mode = cuda::CUstreamCaptureMode::kGlobal;
 };
 
-// One call under way: who calls, on which device.
+// A call in progress: its thread and its device.
 struct Call {
   std::unique_lock<std::mutex>& lock;
   ThreadState& thread;
   Device* device = nullptr;  // of the current context; null if there is none
 };
 
-// Something to be put on a stream.
+// Work to be queued on a stream.
 struct Task {
   EngineKind engine = EngineKind::kNone;
   std::unique_ptr<Work> work;
@@ -66,43 +66,48 @@ class Simulator {
   Simulator() = default;
 
   // --- calls ---
-  // Counts the call and refuses it where the driver would, or where a fault was ordered.
+  // Counts the call, and refuses it if the driver would or if a test asked for a fault.
   [[nodiscard]] CUresult admit(const char* symbol, unsigned needs, Call& call);
   [[nodiscard]] bool forked() const;  // in a child: the driver is unusable there
   [[nodiscard]] ThreadState& this_thread() const;
 
   // --- life ---
-  void make_devices(int count);   // before init; 0: as the environment says
-  [[nodiscard]] CUresult init();  // starts the threads; again: does nothing
-  void stop();                    // joins them. Without the lock.
+  void make_devices(int count);   // before init(); 0: take the number from the environment
+  [[nodiscard]] CUresult init();  // starts the threads; does nothing if called again
+  void stop();                    // joins the threads; call it without the lock
   [[nodiscard]] std::uint64_t alive() const;
-  void forget_everything();  // as after the start of the process; only with nothing alive and the threads joined
+  void forget_everything();  // back to the start of the process; only if nothing is alive and the threads are joined
   void destroy_context(Call& call, Device& device);
 
-  // --- handles; null for one that was destroyed or never existed ---
+  [[nodiscard]] std::uint64_t free_bytes(const Device& device) const;  // what cuMemAlloc could still hand out
+
+  // --- handles; null if destroyed or never created ---
   [[nodiscard]] std::uintptr_t new_handle() { return next_handle_ += 0x100; }
   [[nodiscard]] Device* device_at(int ordinal);
   [[nodiscard]] Device* device_of(cuda::CUcontext context);
   [[nodiscard]] StreamPtr stream_of(const Call& call, cuda::CUstream handle);
   [[nodiscard]] EventPtr event_of(cuda::CUevent handle);
 
-  // --- work --- Puts tasks behind everything on the stream; among themselves they are unordered. No task: a marker.
-  // `queued` gets the op that stands for all of them, null if they were recorded into a capture.
-  [[nodiscard]] CUresult enqueue(const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued = nullptr,
-                                 const OpPtr& also_after = nullptr);
+  // --- work ---
+  // Queues tasks after everything on the stream, without order among themselves. No task: queues a marker. `queued`
+  // gets the op that stands for all of them, or null if a capture recorded them. Gives up the lock while the stream's
+  // queue is full.
+  [[nodiscard]] CUresult enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued = nullptr,
+                                 OpPtr also_after = nullptr);
   void complete(const OpPtr& op, TimePoint at);
-  // The calling thread sleeps; `spins`: on a real device it would not.
+  // The calling thread sleeps. `spins` says that it would spin with a real device.
   void wait(Call& call, const OpPtr& op, bool spins);
   void wait_for_device(Call& call, Device& device);
+  void notify_progress() { progress_.notify_all(); }
   [[nodiscard]] bool idle(const Stream& stream) const;
 
   // --- capture ---
   [[nodiscard]] CUresult begin_capture(const StreamPtr& stream, cuda::CUstreamCaptureMode mode);
   [[nodiscard]] CUresult end_capture(const StreamPtr& stream);
-  void abandon_capture(Stream& stream);  // it is being destroyed; does nothing if it captures nothing
-  // Refuses a call that is unsafe next to captures that cover this thread, and spoils those.
+  void abandon_capture(Stream& stream);  // the stream is being destroyed; does nothing if it is not capturing
+  // Refuses a call that is unsafe during captures that cover this thread, and invalidates those captures.
   [[nodiscard]] CUresult check_unsafe(const ThreadState& thread);
-  // Spoils captures of streams that are implicitly ordered with the legacy stream; whether there were any.
+  // Invalidates captures of streams that are implicitly ordered with the legacy stream. True if there were any.
   bool spoil_implicit(const Device& device);
   [[nodiscard]] bool capturing_implicitly(const Device& device) const;
   [[nodiscard]] CUresult wait_in_capture(const StreamPtr& stream, Event& event);
@@ -115,10 +120,10 @@ class Simulator {
   std::unordered_map<std::uintptr_t, StreamPtr> streams;
   std::unordered_map<std::uintptr_t, EventPtr> events;
   std::set<std::uintptr_t> graphs;
-  std::vector<CapturePtr> captures;  // not ended
+  std::vector<CapturePtr> captures;  // in progress
   DeviceMemory memory;
   HostMemory host;
-  swsim_counts counts{};  // those that are not sizes of something above
+  swsim_counts counts{};  // except for those that are sizes of something above
   std::map<std::string, std::uint64_t, std::less<>> calls;
   struct CallFault {
     std::string symbol;
@@ -127,14 +132,15 @@ class Simulator {
     bool sticky;
   };
   std::vector<CallFault> call_faults;
-  std::mt19937_64 shuffle;  // order inside a batch
+  std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:
+  void wait_for_room(Call& call, const Stream& stream);
   void link(const OpPtr& before, const OpPtr& after);
   void launch(const OpPtr& op);
   [[nodiscard]] OpPtr new_op(const Stream& stream, Task task);
 
-  std::condition_variable progress_;  // an op that is watched is done
+  std::condition_variable progress_;  // a watched op is done
   std::vector<std::jthread> threads_;
   std::atomic<pid_t> owner_{0};
   std::uint64_t generation_ = 1;
@@ -144,7 +150,7 @@ class Simulator {
 
 [[nodiscard]] Simulator& simulator();
 
-// The frame of every exported function: lock, admission, and no exception to the caller.
+// Wraps every exported function: takes the lock, checks the call, and lets no exception out.
 template <class Body>
 CUresult enter(const char* symbol, unsigned needs, Body body) noexcept {
   Simulator& sim = simulator();

@@ -1,6 +1,6 @@
 // Op: one piece of work on a device, and what must be done before it. Streams, events and the rules of the default
-// stream all come down to edges between ops; an engine takes an op once nothing is missing before it.
-// Thread rule: guarded by Simulator::mutex; a Work is run by its engine's thread without that lock.
+// stream all become edges between ops. An engine takes an op once all its predecessors are done.
+// Thread rule: guarded by Simulator::mutex. The engine's thread runs a Work without that lock.
 // Lifetime: shared by the stream (as its tail), events (as their record), predecessors and the engine.
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 
 namespace slackwater::sim {
 
@@ -23,7 +23,7 @@ using OpPtr = std::shared_ptr<Op>;
 
 enum class EngineKind : std::uint8_t { kNone, kCompute, kDeviceToHost, kHostToDevice };
 
-// What an op does to memory. begin() runs when its time window opens, finish() when it closes.
+// What an op does to memory. begin() runs when the op's time begins, finish() when it ends.
 class Work {
  public:
   virtual ~Work() = default;
@@ -31,22 +31,30 @@ class Work {
   [[nodiscard]] virtual cuda::CUresult finish() = 0;
 };
 
+// How much of a stream is not done yet. Shared by the stream and its ops, because ops outlive a destroyed stream.
+struct Backlog {
+  std::size_t pending = 0;
+  std::size_t waiting = 0;  // calls that wait for room
+};
+
 struct Op {
   Device* device = nullptr;
-  EngineKind engine = EngineKind::kNone;  // kNone: a marker, done as soon as nothing is missing
+  EngineKind engine = EngineKind::kNone;  // kNone: a marker, done as soon as its predecessors are
   std::unique_ptr<Work> work;
-  Duration duration{0};          // of a kernel
-  std::uint64_t copy_bytes = 0;  // of a copy, whose duration follows from the engine's speed
+  Duration duration{0};          // for a kernel
+  std::uint64_t copy_bytes = 0;  // for a copy, whose duration follows from the engine's speed
   bool pageable = false;
-  int priority = 0;  // as in CUDA: the smaller goes first
+  int priority = 0;  // as in CUDA: the smaller number goes first
+  std::uint64_t stream = 0;  // id of its stream
+  std::shared_ptr<Backlog> backlog;
   std::uint64_t sequence = 0;
 
-  std::size_t missing = 0;  // predecessors not done
+  std::size_t missing = 0;  // predecessors that are not done
   std::vector<OpPtr> next;  // successors
   bool watched = false;     // a host thread waits for it
   bool done = false;
-  // Simulated times: when it could begin, when it was over. Real threads wake up late; the simulated times are not
-  // late, and the next op begins from them, so that delays do not add up.
+  // Simulated times at which the op could begin and was done. Real threads wake up late, but simulated times are exact,
+  // and the next op starts from them. So delays do not add up.
   TimePoint ready_at;
   TimePoint done_at;
 };

@@ -14,10 +14,11 @@ namespace slackwater::bench {
 namespace {
 
 constexpr const char* kCommitFooter =
-    R"(Ranks are light participants in this process: no tensors, no network, but the real protocol over a real directory, and over a store
-that counts what passes. They act one after the other on a few threads, and the way of a decision is added up from what each of its
-calls took; up to 64 ranks it is measured as well, with a thread for each. Then the time a trainer spends in save() alone and
-among 64 ranks, and the plan to restore a checkpoint of a million shards.
+    R"(The ranks are light participants in this process. They have no tensors and no network, but they run the real
+protocol over a real directory, and over a key-value store that counts calls and bytes. They act one after the other on
+a few threads, and the time of a decision is added up from the calls along its path. Up to 64 ranks it is also measured,
+with a thread per rank. Two more parts measure the time a trainer spends in save(), alone and among 64 ranks, and the
+plan to restore a checkpoint of a million shards.
 
 Exit codes: 0 fine, 1 a wrong byte was read back, 2 it could not be run, or with --strict a goal was missed.
 

@@ -18,10 +18,9 @@
 #include "base/digest.hpp"
 #include "base/result.hpp"
 #include "base/thread.hpp"
-#include "commit/directory_coordinator.hpp"
-#include "commit/index.hpp"
-#include "commit/store_coordinator.hpp"
 #include "os/durable.hpp"
+#include "ranks/store_transport.hpp"
+#include "version/index.hpp"
 
 namespace slackwater::bench {
 namespace {
@@ -30,7 +29,7 @@ constexpr std::int64_t kRowsOfARank = 16;
 constexpr std::int64_t kColumns = 4096;
 constexpr std::uint64_t kShardBytes = kRowsOfARank * kColumns * 2;
 constexpr std::uint64_t kHeaderBytes = 64u << 10;
-constexpr std::chrono::minutes kPatience{10};
+constexpr std::chrono::minutes kTimeLimit{10};
 
 // What `call` took is added to `cost`.
 template <class Call>
@@ -161,7 +160,7 @@ LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory
       medium_(medium),
       ranks_(ranks),
       stores_{CountingStore(values_), CountingStore(values_), CountingStore(values_)},
-      ledgers_(ranks) {
+      index_caches_(ranks) {
   for (std::uint32_t rank = 0; rank < ranks; ++rank) {
     ids_.push_back(random_id());
     part_texts_.push_back(serialize_index(light_entries(rank, ranks, plan.tensors)));
@@ -170,16 +169,16 @@ LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory
 
 RankRole LightRanks::role_of(std::uint32_t rank) const {
   if (rank == 0) return RankRole::kLeader;
-  return rank % plan_.fan_in == 0 ? RankRole::kSpeaker : RankRole::kMember;
+  return rank % plan_.fan_in == 0 ? RankRole::kGroupLeader : RankRole::kMember;
 }
 
-std::unique_ptr<Coordinator> LightRanks::make_coordinator(RankRole role) {
-  if (medium_ == Medium::kDirectory) return std::make_unique<DirectoryCoordinator>(fs_, clock_, directory_);
-  return std::make_unique<StoreCoordinator>(stores_[static_cast<std::size_t>(role)], clock_, directory_);
+std::unique_ptr<RankTransport> LightRanks::make_transport(RankRole role) {
+  if (medium_ == Medium::kDirectory) return std::make_unique<StoreTransport>(fs_, clock_, directory_);
+  return std::make_unique<StoreTransport>(stores_[static_cast<std::size_t>(role)], clock_, directory_);
 }
 
-Coordinator& LightRanks::coordinator_of(std::uint32_t rank) const {
-  return *coordinators_[static_cast<std::size_t>(role_of(rank))];
+RankTransport& LightRanks::transport_of(std::uint32_t rank) const {
+  return *transports_[static_cast<std::size_t>(role_of(rank))];
 }
 
 Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) const {
@@ -194,49 +193,50 @@ std::vector<std::vector<std::uint32_t>> LightRanks::by_height() const {
   return ranks;
 }
 
-Coordinator::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank], plan_.fan_in}; }
+RankTransport::Member LightRanks::member(std::uint32_t rank) const { return {rank, ranks_, ids_[rank], plan_.fan_in}; }
 
-Fleet LightRanks::fleet_of(std::uint32_t rank) const {
-  return Fleet({.rank = rank,
-                .world = ranks_,
-                .fan_in = plan_.fan_in,
-                .timeout = kPatience,
-                .files = RankFiles::of_world(ranks_)},
-               coordinator_of(rank), fs_, clock_);
+CommitProtocol LightRanks::protocol_of(std::uint32_t rank) const {
+  return CommitProtocol({.rank = rank,
+                         .world = ranks_,
+                         .fan_in = plan_.fan_in,
+                         .timeout = kTimeLimit,
+                         .files = RankFiles::of_world(ranks_)},
+                        transport_of(rank), fs_, clock_);
 }
 
-Result<Gathering> LightRanks::gather() {
+Result<Rendezvous> LightRanks::rendezvous() {
   SW_ASSIGN(versions_, VersionStore::open(fs_, clock_, directory_, Log()));
-  const auto at_once = [&] { return Patience{clock_.now(), {}}; };
-  const auto patiently = [&] { return Patience{clock_.now() + kPatience, {}}; };
-  for (const RankRole role : {RankRole::kMember, RankRole::kSpeaker, RankRole::kLeader})
-    coordinators_[static_cast<std::size_t>(role)] = make_coordinator(role);
+  const auto at_once = [&] { return Deadline{clock_.now(), {}}; };
+  const auto with_time = [&] { return Deadline{clock_.now() + kTimeLimit, {}}; };
+  for (const RankRole role : {RankRole::kMember, RankRole::kGroupLeader, RankRole::kLeader})
+    transports_[static_cast<std::size_t>(role)] = make_transport(role);
 
-  // A gathering that ran out of time goes on where it was: rank 0 opens the session, the others join, and nobody waits.
-  static_cast<void>(coordinator_of(0).gather(member(0), at_once()));
+  // A rendezvous that ran out of time goes on where it was: rank 0 opens the session, the others join, and nobody
+  // waits.
+  static_cast<void>(transport_of(0).rendezvous(member(0), at_once()));
   std::vector<std::uint32_t> others;
   for (std::uint32_t rank = 1; rank < ranks_; ++rank) others.push_back(rank);
   std::vector<Cost> joins;
   SW_TRY(for_each_rank(others, joins, [&](std::uint32_t rank, Cost& cost) -> Status {
     const bool stays = rank == 1 || rank == plan_.fan_in;  // these two go on in the name of all
-    const auto own = stays ? nullptr : make_coordinator(role_of(rank));
-    Coordinator& coordinator = stays ? coordinator_of(rank) : *own;
-    timed(cost, [&] { return coordinator.gather(member(rank), at_once()); });
+    const auto own = stays ? nullptr : make_transport(role_of(rank));
+    RankTransport& transport = stays ? transport_of(rank) : *own;
+    timed(cost, [&] { return transport.rendezvous(member(rank), at_once()); });
     return {};
   }));
   Cost gathered;
-  const auto members = timed(gathered, [&] { return coordinator_of(0).gather(member(0), patiently()); });
+  const auto members = timed(gathered, [&] { return transport_of(0).rendezvous(member(0), with_time()); });
   if (!members) return fail(members.error());
-  Cost roster;
+  Cost membership;
   for (const std::uint32_t rank : {1u, plan_.fan_in}) {
     if (rank >= ranks_) continue;
-    roster = {};
-    SW_TRY(timed(roster, [&] { return coordinator_of(rank).gather(member(rank), patiently()); }));
+    membership = {};
+    SW_TRY(timed(membership, [&] { return transport_of(rank).rendezvous(member(rank), with_time()); }));
   }
   SW_ASSIGN(attempt_, versions_->claim("bench", {}, *members));
   for (CountingStore& store : stores_) static_cast<void>(store.take());
   std::ranges::sort(joins, {}, &Cost::wall_s);
-  return Gathering{joins[joins.size() / 2].wall_s, gathered.wall_s, roster.wall_s};
+  return Rendezvous{joins[joins.size() / 2].wall_s, gathered.wall_s, membership.wall_s};
 }
 
 Result<std::string> LightRanks::prepare(const VersionName& version) {
@@ -252,12 +252,12 @@ Result<std::string> LightRanks::prepare(const VersionName& version) {
 
 // As Engine::Impl::decide_for_all().
 Status LightRanks::lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs) {
-  Fleet fleet = fleet_of(0);
+  CommitProtocol protocol = protocol_of(0);
   SW_ASSIGN(Ballot ballots,
-            timed(costs.collect, [&] { return fleet.vote(version, path, std::move(own), ledgers_[0], {}); }));
+            timed(costs.collect, [&] { return protocol.vote(version, path, std::move(own), index_caches_[0], {}); }));
   if (!ballots.failures.empty()) return fail(ErrorKind::kAborted, describe(ballots.failures), path);
   SW_ASSIGN(const auto index, timed(costs.merge, [&] {
-              return ledgers_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
+              return index_caches_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
             }));
   SW_ASSIGN(std::vector<RecordReference> records, references(ballots, RankFiles::of_world(ranks_), path));
   Manifest manifest{.required_features = {kGlobalTensorsFeature},
@@ -275,18 +275,18 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
     return {};
   };
   SW_TRY(timed(costs.decide, write));
-  ledgers_[0].committed();
+  index_caches_[0].committed();
   costs.index_bytes = index->text.size();
   costs.manifest_bytes = serialize(manifest).size();
-  return timed(costs.announce, [&] { return fleet.announce(version, {}); });
+  return timed(costs.announce, [&] { return protocol.announce(version, {}); });
 }
 
 Status LightRanks::learn(std::uint32_t rank, const VersionName& version) {
-  Fleet fleet = fleet_of(rank);
-  SW_ASSIGN(const auto outcome, fleet.await_outcome(version, {}));
+  CommitProtocol protocol = protocol_of(rank);
+  SW_ASSIGN(const auto outcome, protocol.await_outcome(version, {}));
   if (!outcome || outcome->error) return fail(ErrorKind::kInternal, "a rank did not hear of the commit", directory_);
-  fleet.forget(version);
-  ledgers_[rank].committed();
+  protocol.forget(version);
+  index_caches_[rank].committed();
   return {};
 }
 
@@ -295,9 +295,9 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   SW_ASSIGN(const std::string path, prepare(version));
   const std::vector<std::vector<std::uint32_t>> ranks = by_height();
   const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
-    Fleet fleet = fleet_of(rank);
+    CommitProtocol protocol = protocol_of(rank);
     Ballot ballot = ballot_of(rank, step);
-    SW_TRY(timed(cost, [&] { return fleet.vote(version, path, std::move(ballot), ledgers_[rank], {}); }));
+    SW_TRY(timed(cost, [&] { return protocol.vote(version, path, std::move(ballot), index_caches_[rank], {}); }));
     return {};
   };
   const auto hear = [&](std::uint32_t rank, Cost& cost) -> Status {
@@ -332,8 +332,8 @@ Result<double> LightRanks::commit_at_once(std::uint64_t step) {
       CommitCosts ignored;
       return lead(version, path, std::move(ballots[0]), ignored);
     }
-    Fleet fleet = fleet_of(rank);
-    SW_TRY(fleet.vote(version, path, std::move(ballots[rank]), ledgers_[rank], {}));
+    CommitProtocol protocol = protocol_of(rank);
+    SW_TRY(protocol.vote(version, path, std::move(ballots[rank]), index_caches_[rank], {}));
     return learn(rank, version);
   };
   {
@@ -360,10 +360,10 @@ Result<double> LightRanks::commit_at_once(std::uint64_t step) {
 
 Traffic LightRanks::take_traffic(RankRole role) {
   const CountingStore::Counts counts = stores_[static_cast<std::size_t>(role)].take();
-  const std::uint32_t speakers = (ranks_ - 1) / plan_.fan_in;
-  const std::uint32_t of_role = role == RankRole::kLeader    ? 1
-                                : role == RankRole::kSpeaker ? std::max(speakers, 1u)
-                                                             : std::max(ranks_ - 1 - speakers, 1u);
+  const std::uint32_t group_leaders = (ranks_ - 1) / plan_.fan_in;
+  const std::uint32_t of_role = role == RankRole::kLeader        ? 1
+                                : role == RankRole::kGroupLeader ? std::max(group_leaders, 1u)
+                                                                 : std::max(ranks_ - 1 - group_leaders, 1u);
   const auto each = [&](std::uint64_t all) { return static_cast<double>(all) / of_role; };
   return {each(counts.calls), each(counts.values), each(counts.bytes)};
 }

@@ -1,6 +1,7 @@
-// LightRanks: N ranks of one run, played in one process one after the other on a few threads, over a real coordinator and a real
-// directory. Three coordinators stand for all processes, one for each role: messages name their rank, so that what goes over the
-// medium is what N processes send. Owned by one measurement. Thread rule: one thread, which starts others.
+// LightRanks: N ranks of one run, played in one process one after the other on a few threads, over a real rank
+// transport and a real directory. Three rank transports stand for all processes, one for each role: messages name their
+// rank, so that what goes over the medium is what N processes send. Owned by one measurement. Thread rule: one thread,
+// which starts others.
 // Lifetime: file system and directory outlive it.
 #pragma once
 
@@ -12,16 +13,16 @@
 
 #include "bench/commit/counting_store.hpp"
 #include "bench/commit/measure.hpp"
-#include "commit/fleet.hpp"
-#include "commit/index.hpp"
-#include "commit/merged_index.hpp"
-#include "commit/version_store.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
+#include "ranks/commit_protocol.hpp"
+#include "ranks/merged_index.hpp"
+#include "version/index.hpp"
+#include "version/version_store.hpp"
 
 namespace slackwater::bench {
 
-enum class RankRole : std::uint8_t { kMember, kSpeaker, kLeader };
+enum class RankRole : std::uint8_t { kMember, kGroupLeader, kLeader };
 inline constexpr std::size_t kRoles = 3;
 
 [[nodiscard]] double thread_cpu_seconds();  // of the calling thread
@@ -32,10 +33,10 @@ struct Cost {
   double cpu_s = 0;
 };
 
-struct Gathering {
+struct Rendezvous {
   double join_s = 0;
-  double gather_s = 0;
-  double roster_s = 0;
+  double rendezvous_s = 0;
+  double membership_s = 0;
 };
 
 // One commit, seconds of each call.
@@ -44,7 +45,7 @@ struct CommitCosts {
   std::vector<std::vector<Cost>> reports;  // by the height of who makes them
   Cost collect, merge, decide, announce;
   std::vector<Cost> learned;                 // by members
-  std::vector<std::vector<Cost>> forwarded;  // by speakers, as reports: they clear away what their group said
+  std::vector<std::vector<Cost>> forwarded;  // by group leaders, as reports: they clear away what their group said
   std::uint64_t index_bytes = 0;
   std::uint64_t manifest_bytes = 0;
   std::uint64_t leader_memory_bytes = 0;
@@ -62,7 +63,7 @@ class LightRanks {
   LightRanks(FileSystem& fs, const Clock& clock, std::string directory, const CommitPlan& plan, Medium medium,
              std::uint32_t ranks);
 
-  [[nodiscard]] Result<Gathering> gather();
+  [[nodiscard]] Result<Rendezvous> rendezvous();
   // Each in its turn. Steps grow.
   [[nodiscard]] Result<CommitCosts> commit(std::uint64_t step);
   // All at the same time: seconds until the last one knows.
@@ -72,12 +73,12 @@ class LightRanks {
 
  private:
   [[nodiscard]] RankRole role_of(std::uint32_t rank) const;
-  [[nodiscard]] Coordinator& coordinator_of(std::uint32_t rank) const;
-  [[nodiscard]] Fleet fleet_of(std::uint32_t rank) const;
+  [[nodiscard]] RankTransport& transport_of(std::uint32_t rank) const;
+  [[nodiscard]] CommitProtocol protocol_of(std::uint32_t rank) const;
   // Ranks but the leader, by height: those who hear nobody first.
   [[nodiscard]] std::vector<std::vector<std::uint32_t>> by_height() const;
-  [[nodiscard]] std::unique_ptr<Coordinator> make_coordinator(RankRole role);
-  [[nodiscard]] Coordinator::Member member(std::uint32_t rank) const;
+  [[nodiscard]] std::unique_ptr<RankTransport> make_transport(RankRole role);
+  [[nodiscard]] RankTransport::Member member(std::uint32_t rank) const;
   [[nodiscard]] Ballot ballot_of(std::uint32_t rank, std::uint64_t step) const;
   // The version's directory, with everybody's record.
   [[nodiscard]] Result<std::string> prepare(const VersionName& version);
@@ -94,11 +95,11 @@ class LightRanks {
 
   MemoryStore values_;
   std::array<CountingStore, kRoles> stores_;
-  std::array<std::unique_ptr<Coordinator>, kRoles> coordinators_;
+  std::array<std::unique_ptr<RankTransport>, kRoles> transports_;
   std::unique_ptr<VersionStore> versions_;
   Attempt attempt_;
-  std::vector<IndexLedger> ledgers_;     // by rank
-  std::vector<std::string> part_texts_;  // by rank
+  std::vector<IndexCache> index_caches_;  // by rank
+  std::vector<std::string> part_texts_;   // by rank
 };
 
 }  // namespace slackwater::bench

@@ -63,7 +63,7 @@ void summarise(const std::vector<CommitCosts>& commits, CommitRow& row) {
   row.member_cpu_s = of_all([](const CommitCosts& costs) {
     return middle_of(costs.votes, &Cost::cpu_s) + middle_of(costs.learned, &Cost::cpu_s);
   });
-  row.speaker_cpu_s = of_all([](const CommitCosts& costs) {
+  row.group_leader_cpu_s = of_all([](const CommitCosts& costs) {
     double most = 0;
     for (std::size_t i = 0; i < costs.reports.size(); ++i)
       most = std::max(most, middle_of(costs.reports[i], &Cost::cpu_s) + middle_of(costs.forwarded[i], &Cost::cpu_s));
@@ -98,9 +98,10 @@ void judge_growth(CommitFigures& figures, Medium medium, std::uint32_t few, std:
   judge("CPU of all ranks at the first commit grows, at most as N", small->first_total_cpu_s, large->first_total_cpu_s,
         n);
   judge("CPU of a member grows, at most as log N", small->member_cpu_s, large->member_cpu_s, log_n);
-  judge("CPU of a speaker grows, at most as log N", small->speaker_cpu_s, large->speaker_cpu_s, log_n);
+  judge("CPU of a group leader grows, at most as log N", small->group_leader_cpu_s, large->group_leader_cpu_s, log_n);
   judge("messages of a member grow, at most as log N", small->member.messages, large->member.messages, log_n);
-  judge("messages of a speaker grow, at most as log N", small->speaker.messages, large->speaker.messages, log_n);
+  judge("messages of a group leader grow, at most as log N", small->group_leader.messages, large->group_leader.messages,
+        log_n);
   judge("messages of the leader grow, at most as log N", small->leader.messages, large->leader.messages, log_n);
 }
 
@@ -111,7 +112,7 @@ void judge(CommitFigures& figures) {
           {fmt::format("{}, {} ranks: seconds until the last rank knows, all at once", medium_name(medium), kGoalRanks),
            row->at_once_s, kGoalCommitS});
     }
-    // Where there are several groups: before that a rank has no speakers to hear.
+    // Where there are several groups: before that a rank has no group leaders to hear.
     const auto [few, many] = std::ranges::minmax(figures.plan.ranks);
     judge_growth(figures, medium, std::max(few, 8 * figures.plan.fan_in), many);
   }
@@ -150,10 +151,10 @@ Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& 
   const SystemClock clock;
   LightRanks light(*fs, clock, directory, plan, medium, ranks);
   CommitRow row{.medium = medium, .ranks = ranks};
-  SW_ASSIGN(const Gathering gathering, light.gather());
-  row.join_s = gathering.join_s;
-  row.gather_s = gathering.gather_s;
-  row.roster_s = gathering.roster_s;
+  SW_ASSIGN(const Rendezvous rendezvous, light.rendezvous());
+  row.join_s = rendezvous.join_s;
+  row.rendezvous_s = rendezvous.rendezvous_s;
+  row.membership_s = rendezvous.membership_s;
 
   std::uint64_t step = 0;
   SW_ASSIGN(const CommitCosts first, light.commit(++step));
@@ -161,7 +162,7 @@ Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& 
   row.manifest_bytes = first.manifest_bytes;
   row.leader_memory_bytes = first.leader_memory_bytes;
   row.first_leader = light.take_traffic(RankRole::kLeader);
-  static_cast<void>(light.take_traffic(RankRole::kSpeaker));
+  static_cast<void>(light.take_traffic(RankRole::kGroupLeader));
   static_cast<void>(light.take_traffic(RankRole::kMember));
   summarise({first}, row);
   row.first_path_s = row.path_s();
@@ -173,7 +174,7 @@ Result<CommitRow> measure_ranks(const std::string& directory, const CommitPlan& 
     SW_ASSIGN(CommitCosts costs, light.commit(++step));
     commits.push_back(std::move(costs));
     row.member = light.take_traffic(RankRole::kMember);
-    row.speaker = light.take_traffic(RankRole::kSpeaker);
+    row.group_leader = light.take_traffic(RankRole::kGroupLeader);
     row.leader = light.take_traffic(RankRole::kLeader);
   }
   summarise(commits, row);

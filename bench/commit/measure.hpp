@@ -1,6 +1,6 @@
-// `slackwater_bench commit`: what a commit of many ranks costs, without a cluster. Ranks are light participants in this process: they
-// have no tensors and no engine, but say, hear, read and write what a rank does, over the real protocol. Plain values;
-// measure_commit() is called on one thread, and starts others.
+// `slackwater_bench commit`: what a commit of many ranks costs, without a cluster. Ranks are light participants in this
+// process: they have no tensors and no engine, but say, hear, read and write what a rank does, over the real protocol.
+// Plain values; measure_commit() is called on one thread, and starts others.
 #pragma once
 
 #include <cstdint>
@@ -42,9 +42,10 @@ struct CommitRow {
   std::uint32_t ranks = 0;
 
   // The way of a decision. Medians, seconds.
-  double vote_s = 0;    // a member casts its ballot
-  double report_s = 0;  // speakers hear their groups, read records, and report, up the tree; 0 where there is one group
-  double collect_s = 0;  // the leader does the same, and hears the speakers
+  double vote_s = 0;  // a member casts its ballot
+  double report_s =
+      0;  // group leaders hear their groups, read records, and report, up the tree; 0 where there is one group
+  double collect_s = 0;  // the leader does the same, and hears the group leaders
   double merge_s = 0;    // one index out of all parts
   double decide_s = 0;   // index and manifest, written and synced
   double announce_s = 0;
@@ -56,7 +57,7 @@ struct CommitRow {
 
   double total_cpu_s = 0;  // of all ranks
   double member_cpu_s = 0;
-  double speaker_cpu_s = 0;  // of those who hear most
+  double group_leader_cpu_s = 0;  // of those who hear most
   double leader_cpu_s = 0;
 
   std::uint64_t index_bytes = 0;
@@ -65,7 +66,7 @@ struct CommitRow {
 
   // kStore only: the directory carries the same messages as files.
   Traffic member;
-  Traffic speaker;
+  Traffic group_leader;
   Traffic leader;
 
   // The first commit of a run, in which every rank sends its part of the index; later ones only name it.
@@ -75,9 +76,9 @@ struct CommitRow {
   Traffic first_leader;
 
   // Once a run.
-  double join_s = 0;    // a member
-  double gather_s = 0;  // rank 0, when all have joined
-  double roster_s = 0;  // a member reads who is there
+  double join_s = 0;        // a member
+  double rendezvous_s = 0;  // rank 0, when all have joined
+  double membership_s = 0;  // a member reads who is there
 };
 
 struct SaveRow {

@@ -40,7 +40,7 @@ void print_path(const CommitFigures& figures) {
   }
   table.print(stdout, "    ");
   fmt::print(
-      "\n    vote: a member casts its ballot. report: speakers hear their groups, read records, report, level by "
+      "\n    vote: a member casts its ballot. report: group leaders hear their groups, read records, report, level by "
       "level. collect: the leader does the same.\n"
       "    merge: one index of all parts. decide: index and manifest, written and synced. learn: a member hears of "
       "it.\n"
@@ -52,14 +52,14 @@ void print_cost(const CommitFigures& figures) {
   using enum Table::Align;
   fmt::print("\n(b) What it costs: CPU in ms (in brackets: the first commit of a run), memory and files.\n\n");
   Table table({kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kRight, kRight});
-  table.add(
-      {"medium", "ranks", "a member", "a speaker", "the leader", "all ranks", "index", "manifest", "leader memory"});
+  table.add({"medium", "ranks", "a member", "a group leader", "the leader", "all ranks", "index", "manifest",
+             "leader memory"});
   const auto both = [](double usual_s, double first_s) {
     return fmt::format("{} ({})", milliseconds(usual_s), milliseconds(first_s));
   };
   for (const CommitRow& row : figures.commits) {
     table.add({std::string(medium_name(row.medium)), thousands(row.ranks), milliseconds(row.member_cpu_s),
-               row.speaker_cpu_s > 0 ? milliseconds(row.speaker_cpu_s) : "-",
+               row.group_leader_cpu_s > 0 ? milliseconds(row.group_leader_cpu_s) : "-",
                both(row.leader_cpu_s, row.first_leader_cpu_s), both(row.total_cpu_s, row.first_total_cpu_s),
                format_bytes(row.index_bytes), format_bytes(row.manifest_bytes), format_bytes(row.leader_memory_bytes)});
   }
@@ -78,13 +78,13 @@ void print_traffic(const CommitFigures& figures) {
       "\n(c) Messages / calls / bytes a rank and commit over the store; as files in a directory they are the same "
       "messages.\n    The last three: once a run, ms.\n\n");
   Table table({kRight, kRight, kRight, kRight, kRight, kRight, kRight, kRight});
-  table.add(
-      {"ranks", "a member", "a speaker", "the leader", "at the first commit", "join", "gather", "read the roster"});
+  table.add({"ranks", "a member", "a group leader", "the leader", "at the first commit", "join", "gather",
+             "read the membership"});
   for (const CommitRow& row : figures.commits) {
     if (row.medium != Medium::kStore) continue;
-    table.add({thousands(row.ranks), traffic_text(row.member), traffic_text(row.speaker), traffic_text(row.leader),
-               traffic_text(row.first_leader), milliseconds(row.join_s), milliseconds(row.gather_s),
-               milliseconds(row.roster_s)});
+    table.add({thousands(row.ranks), traffic_text(row.member), traffic_text(row.group_leader), traffic_text(row.leader),
+               traffic_text(row.first_leader), milliseconds(row.join_s), milliseconds(row.rendezvous_s),
+               milliseconds(row.membership_s)});
   }
   table.print(stdout, "    ");
 }
@@ -126,17 +126,17 @@ OrderedJson commit_json(const CommitRow& row) {
                    {"first_leader_cpu_s", row.first_leader_cpu_s},
                    {"total_cpu_s", row.total_cpu_s},
                    {"member_cpu_s", row.member_cpu_s},
-                   {"speaker_cpu_s", row.speaker_cpu_s},
+                   {"group_leader_cpu_s", row.group_leader_cpu_s},
                    {"leader_cpu_s", row.leader_cpu_s},
                    {"index_bytes", row.index_bytes},
                    {"manifest_bytes", row.manifest_bytes},
                    {"leader_memory_bytes", row.leader_memory_bytes},
                    {"join_s", row.join_s},
-                   {"gather_s", row.gather_s},
-                   {"roster_s", row.roster_s}};
+                   {"rendezvous_s", row.rendezvous_s},
+                   {"membership_s", row.membership_s}};
   if (row.medium == Medium::kStore) {
     json["member"] = traffic_json(row.member);
-    json["speaker"] = traffic_json(row.speaker);
+    json["group_leader"] = traffic_json(row.group_leader);
     json["leader"] = traffic_json(row.leader);
     json["first_leader"] = traffic_json(row.first_leader);
   }

@@ -9,8 +9,8 @@
 #include "base/result.hpp"
 #include "bench/commit/light_ranks.hpp"
 #include "bench/statistics.hpp"
-#include "commit/directory_coordinator.hpp"
 #include "os/durable.hpp"
+#include "ranks/store_transport.hpp"
 #include "slackwater/engine.hpp"
 
 namespace slackwater::bench {
@@ -18,25 +18,25 @@ namespace {
 
 constexpr std::size_t kTensors = 64;
 constexpr std::size_t kTensorBytes = 256u << 10;
-constexpr std::chrono::minutes kEnginePatience{2};
+constexpr std::chrono::minutes kEngineTimeLimit{2};
 
 // Ranks 1 and up.
 class LightOthers {
  public:
   LightOthers(FileSystem& fs, const Clock& clock, std::string directory, std::uint32_t ranks)
-      : fs_(fs), clock_(clock), directory_(std::move(directory)), ranks_(ranks), coordinator_(fs, clock, directory_) {}
+      : fs_(fs), clock_(clock), directory_(std::move(directory)), ranks_(ranks), transport_(fs, clock, directory_) {}
 
   // Rank 0 has begun to save its first step.
   Status join() {
     SW_TRY(until([&] { return has_session(); }));
     std::vector<std::string> ids;
     for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
-      DirectoryCoordinator own(fs_, clock_, directory_);
+      StoreTransport own(fs_, clock_, directory_);
       ids.push_back(random_id());
-      DirectoryCoordinator& coordinator = rank == 1 ? coordinator_ : own;
-      static_cast<void>(coordinator.gather({rank, ranks_, ids.back(), ranks_}, {clock_.now(), {}}));
+      StoreTransport& transport = rank == 1 ? transport_ : own;
+      static_cast<void>(transport.rendezvous({rank, ranks_, ids.back(), ranks_}, {clock_.now(), {}}));
     }
-    SW_TRY(coordinator_.gather({1, ranks_, ids.front(), ranks_}, {clock_.now() + kEnginePatience, {}}));
+    SW_TRY(transport_.rendezvous({1, ranks_, ids.front(), ranks_}, {clock_.now() + kEngineTimeLimit, {}}));
     SW_TRY(until([&] { return newest_attempt_number(fs_, directory_).value_or(0) > 0; }));
     SW_ASSIGN(attempt_, read_attempt(fs_, directory_, 1));
     return {};
@@ -49,10 +49,10 @@ class LightOthers {
     for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
       const Record record = light_record(attempt_, step, rank);
       SW_TRY(write_light_record(fs_, path, record));
-      Fleet fleet({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kEnginePatience}, coordinator_, fs_,
-                  clock_);
-      IndexLedger ledger;  // forgets: its ballots are whole, always
-      SW_TRY(fleet.vote(version, path, light_ballot(record, no_tensors(rank)), ledger, {}));
+      CommitProtocol protocol({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kEngineTimeLimit},
+                              transport_, fs_, clock_);
+      IndexCache index_cache;  // forgets: its ballots are whole, always
+      SW_TRY(protocol.vote(version, path, light_ballot(record, no_tensors(rank)), index_cache, {}));
     }
     return {};
   }
@@ -65,7 +65,7 @@ class LightOthers {
   }
   template <class Condition>
   Status until(const Condition& condition) {
-    for (const TimePoint deadline = clock_.now() + kEnginePatience; !condition();) {
+    for (const TimePoint deadline = clock_.now() + kEngineTimeLimit; !condition();) {
       if (clock_.now() > deadline) return fail(ErrorKind::kTimeout, "the engine did not begin to save", directory_);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -81,7 +81,7 @@ class LightOthers {
   const Clock& clock_;
   const std::string directory_;
   const std::uint32_t ranks_;
-  DirectoryCoordinator coordinator_;
+  StoreTransport transport_;
   Attempt attempt_;
 };
 
@@ -90,9 +90,10 @@ class LightOthers {
 Result<SaveRow> measure_saves(const std::string& directory, const CommitPlan& plan, std::uint32_t ranks) {
   const auto fs = make_posix_file_system();
   const SystemClock clock;
-  SW_ASSIGN(Engine engine,
-            Engine::open(
-                {.path = directory, .world = ranks, .commit_timeout = kEnginePatience, .fan_in = std::max(ranks, 2u)}));
+  SW_ASSIGN(
+      Engine engine,
+      Engine::open(
+          {.path = directory, .world = ranks, .commit_timeout = kEngineTimeLimit, .fan_in = std::max(ranks, 2u)}));
   LightOthers others(*fs, clock, directory, ranks);
   const std::vector<std::byte> memory(kTensors * kTensorBytes);
   std::vector<double> wall_s;

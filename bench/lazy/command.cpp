@@ -13,9 +13,9 @@ namespace slackwater::bench {
 namespace {
 
 constexpr const char* kFooter =
-    R"(Trains on a simulated GPU with the sizes and times of the DataStates-LLM paper, scaled down, through the real engine
-and the real disk, and lays models of other systems' strategies beside it. Parts: (a) blocked time per checkpoint, (b)
-whole runs by interval, (c) size of the pool. Every checkpoint the engine keeps is read back and compared.
+    R"(Trains on a simulated GPU with the sizes and times of the DataStates-LLM paper, scaled down. The engine and the
+disk are real. Models of other systems' strategies run beside it for comparison. Parts: (a) blocked time per checkpoint,
+(b) whole runs by interval, (c) size of the pool. Every checkpoint that the engine keeps is read back and compared.
 
 The simulated driver comes with the sources (make bench-lazy builds and runs it).
 Exit codes: 0 fine, 1 a wrong byte was read back, 2 it could not be run, or with --strict a goal was missed.

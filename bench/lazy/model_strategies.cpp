@@ -116,7 +116,7 @@ class PieceWriter {
   std::vector<std::jthread> threads_;  // started last
 };
 
-// What the models share: pinned memory in pieces, a stream to copy on, one file a checkpoint.
+// What the models share: pinned memory in pieces, a stream to copy on, one file per checkpoint.
 class Model : public Strategy {
  public:
   Model(const SimulatedGpu& gpu, const Trainer& trainer, const StrategyOptions& options)

@@ -17,8 +17,8 @@ using Instant = std::chrono::steady_clock;
 
 constexpr std::uint64_t kSmallBytes = 256u << 10;
 
-// A line on which writes travel one after the other. A small one (records, manifests) is carried in between, as storage
-// does with many requests: it takes its share of the bandwidth, but waits for nobody. Thread-safe.
+// A link that carries writes one after the other. Small writes (records, manifests) slip in between, as storage does
+// with many requests: they take their share of the bandwidth, but wait for nobody. Thread-safe.
 class Line {
  public:
   explicit Line(double bytes_per_s) : bytes_per_s_(bytes_per_s) {}

@@ -27,8 +27,7 @@ std::string beside_this_program() {
 Result<SimulatedGpu::Controls> SimulatedGpu::find_controls(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return fail(ErrorKind::kUnsupported, fmt::format("the simulated CUDA driver cannot be loaded: {}", dlerror()),
-                path);
+    return fail(ErrorKind::kUnsupported, fmt::format("cannot load the simulated CUDA driver: {}", dlerror()), path);
   }
   Controls controls;
   bool complete = true;
@@ -58,12 +57,12 @@ Result<std::vector<std::unique_ptr<SimulatedGpu>>> SimulatedGpu::load(std::strin
   std::error_code error;
   if (!std::filesystem::exists(path, error)) {
     return fail(ErrorKind::kNotFound,
-                "the simulated CUDA driver is not here; build it (make bench-lazy does), or name it with --simulator",
+                "the simulated CUDA driver was not found; build it (make bench-lazy does), or name it with --simulator",
                 path);
   }
   SW_ASSIGN(const Controls controls, find_controls(path));
   if (controls.configure(count) != 0)
-    return fail(ErrorKind::kInternal, "the simulated CUDA driver is in use already", path);
+    return fail(ErrorKind::kInternal, "the simulated CUDA driver is already in use", path);
   SW_ASSIGN(const auto driver, cuda::Driver::load(path));
   std::vector<std::unique_ptr<SimulatedGpu>> gpus;
   for (int ordinal = 0; ordinal < count; ++ordinal) {

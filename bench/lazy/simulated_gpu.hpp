@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/cuda_context.hpp"
-#include "device/cuda_driver.hpp"
+#include "device/cuda/context.hpp"
+#include "device/cuda/driver.hpp"
 #include "sim/sim_cuda.h"
 #include "slackwater/error.hpp"
 

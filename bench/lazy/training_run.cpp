@@ -95,8 +95,8 @@ Result<RunResult> Runner::run(const RunSpec& spec) {
   return result;
 }
 
-// The host waits for each update, as loops do that look at the loss: so save() finds the device idle, and all of its
-// time counts.
+// The host waits for each update, as training loops do that read the loss. So save() finds the device idle, and all of
+// its time is blocked time.
 Status Runner::train(const RunSpec& spec, Trainer& trainer, Strategy& strategy, RunResult& result) const {
   const auto compute = spec.scale.duration(spec.model->compute_s());
   const auto update = spec.scale.duration(spec.model->update_s);
@@ -153,7 +153,7 @@ Result<SpinProbe> Runner::probe_spinning(const Scale& scale) {
   std::this_thread::sleep_for(kProbeTime);
   probe.cpu_s = seconds_of(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   probe.waited_s = seconds_of(CLOCK_MONOTONIC) - wall;
-  const Status released = gpu_.stall_copies(false);  // whatever came before: else nobody could end
+  const Status released = gpu_.stall_copies(false);  // even after an error: otherwise nothing could end
   if (waiting.joinable()) waiting.join();
   for (const Status& status : {saved, released, fenced}) SW_TRY(status);
   SW_TRY(strategy->finish());

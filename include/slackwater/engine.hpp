@@ -4,11 +4,11 @@
 //   auto snapshot = engine->save(step, state);   // milliseconds; the state must not change until...
 //   (**snapshot).fence();                        // ...here: now the update may be issued
 //
-// Thread rule: save, restore, pin and remove belong to one thread (the trainer's); everything else, and all of Snapshot, may be
-// called from any thread. That includes close(): what save() returned a Snapshot for is committed or named by close(), and a
-// save() that comes too late answers kClosed. Only the destructor needs all other calls to have returned. docs/threading.md has
-// every pair. In a forked child every call answers kClosed and does nothing.
-// Lifetime: a Snapshot may outlive its Engine; it then reports how it ended.
+// Thread rule: save, restore, pin and remove belong to one thread, the trainer's. Everything else, and all of Snapshot,
+// may be called from any thread. That includes close(): it commits or names every step for which save() returned a
+// Snapshot, and a save() that comes too late returns kClosed. Only the destructor requires that all other calls have
+// returned. docs/threading.md has every pair of calls. In a forked child every call returns kClosed and does nothing.
+// Lifetime: a Snapshot may outlive its Engine. It then reports how it ended.
 #pragma once
 
 #include <chrono>
@@ -28,7 +28,7 @@
 namespace slackwater {
 
 // In the order a snapshot reaches them.
-// kFenced: every copy has been made, or has been queued on its device, so that an update can be ordered behind it.
+// kFenced: every copy has been made or queued on its device, so an update can be ordered after it.
 enum class Level : std::uint8_t { kCaptured, kFenced, kStaged, kDurable, kCommitted };
 [[nodiscard]] std::string_view to_string(Level level);
 
@@ -48,7 +48,7 @@ struct SnapshotStats {
   double busy_seconds = 0;          // of that, waiting for an earlier snapshot
   double fence_seconds = 0;         // all time the CPU spent waiting in fences
   std::uint32_t host_fences = 0;    // fences that waited until the bytes had left
-  std::uint32_t device_fences = 0;  // fences that ordered the streams given behind the copies, and let the CPU go on
+  std::uint32_t device_fences = 0;  // fences that ordered the given streams after the copies; the CPU went on
   double fenced_seconds = 0;        // from the start of save(); 0 while not reached
   double staged_seconds = 0;
   double durable_seconds = 0;
@@ -59,12 +59,13 @@ class Snapshot {
  public:
   [[nodiscard]] std::uint64_t step() const;
 
-  // Returns when the sources may be written again: copies are done, or this snapshot has failed. Never hangs
-  // (stall_timeout). The Status tells how the snapshot stands; training may go on either way.
+  // Returns when the sources may be written again: the copies are done, or this snapshot has failed. Never hangs, see
+  // stall_timeout. The Status tells whether the snapshot has failed. Training may go on either way.
   Status fence();
-  // The fence on the device: returns when work queued on these streams from now on may write to the sources. Waits on the CPU only while
-  // copies could not be queued yet (the pool is full), or where a device of the snapshot has no stream here. A stream that is
-  // capturing a graph gets no wait: nothing runs on it now; fence again before the graph is launched.
+  // The fence on the device: returns when work queued on these streams from now on may write to the sources. The CPU
+  // waits only while copies cannot be queued yet (the pool is full), or if a device of the snapshot has no stream here.
+  // A stream that is capturing a graph gets no wait, because nothing runs on it now. Fence again before you launch the
+  // graph.
   Status fence(std::span<const StreamRef> streams);
 
   // kTimeout says what is still missing. No timeout waits for as long as it takes.
@@ -75,12 +76,15 @@ class Snapshot {
   // Waits for that. False on time-out.
   [[nodiscard]] bool wait_released(std::optional<std::chrono::milliseconds> timeout = {}) const;
 
+  // Indices of State::tensors that were copied inside save(). Later writes to them do no harm.
+  [[nodiscard]] std::vector<std::uint32_t> at_once_tensors() const;
   // For State::sealed_by_caller, once: the sources were unchanged, or the named tensors were found changed.
-  void seal(std::vector<std::string> torn_tensors = {});
+  // Freed tensors are those whose memory is no longer where it was. The bytes read from them may be anything.
+  void seal(std::vector<std::string> torn_tensors = {}, const std::vector<std::string>& freed_tensors = {});
 
   [[nodiscard]] std::optional<Error> error() const;
-  // The tensors that were found changed before the fence, if that is what it failed with. From the next save() on they are
-  // captured inside save().
+  // The tensors that were found changed before the fence, if that is why the snapshot failed. From the next save() on,
+  // these tensors and the whole objects they belong to (State::objects) are captured inside save().
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
@@ -94,6 +98,7 @@ class Snapshot {
 
 struct EngineStats {
   std::uint64_t pool_bytes = 0;
+  int pool_numa_node = -1;  // the NUMA node that the pool's pages are asked for on; -1: none
   std::uint64_t snapshots_committed = 0;
   std::uint64_t snapshots_failed = 0;
   std::uint64_t snapshots_skipped = 0;
@@ -103,16 +108,22 @@ struct EngineStats {
   bool registered_buffers = false;
 };
 
-// A version that the caller has found damaged, in a way that restore() itself cannot see.
+// A version that the caller has found damaged in a way that restore() cannot see.
 struct PassedOver {
   std::uint64_t step = 0;
   std::string why;  // one sentence
 };
 
 struct RestoreOptions {
-  std::optional<std::uint64_t> step;    // nullopt: the newest that counts
-  std::vector<PassedOver> passed_over;  // newest versions that are not tried, but set aside as damaged; one rank only
-  std::vector<StreamRef> after;  // work queued on these streams so far is over before a byte is placed on their device
+  std::optional<std::uint64_t> step;    // nullopt: the newest live version
+  std::vector<PassedOver> passed_over;  // versions to set aside as damaged without trying them; one rank only
+  std::vector<StreamRef> after;         // work queued on these streams so far ends before their devices are written to
+  // Called when all targets of a version are in place. Here the caller reads the rest, such as tensors that it
+  // converts. kCorrupt means that this version is damaged, as if restore() had found it. Any other Error ends the
+  // restore.
+  // Call `on_progress` now and then. With several ranks it tells the others that this one is still reading.
+  using OnProgress = std::function<void()>;
+  std::function<Status(const Checkpoint&, const OnProgress& on_progress)> read_rest = {};
 };
 
 struct Restored {
@@ -122,42 +133,53 @@ struct Restored {
 
 class Engine {
  public:
-  // Makes the directory if only its last part is missing, takes the lock, lists what is there. Starts no threads, unless the process
-  // uses a CUDA device already and the pool's size is set: then the pool is made, and registered with the driver in the background.
+  // Makes the directory if only its last component is missing, takes the lock, and lists the versions. Starts no
+  // threads, with one exception: if the process already uses a CUDA device and the size of the pool is set, the pool is
+  // made now and registered with the driver in the background.
   [[nodiscard]] static Result<Engine> open(Options options);
 
-  // Captures the state. nullopt: skipped, because of OnBusy::kSkip. Misuse is an Error; storage trouble is not: it
+  // Captures the state. nullopt: skipped, because of OnBusy::kSkip. Misuse is an Error. Trouble with storage is not: it
   // makes the snapshot fail, see Snapshot::error().
   [[nodiscard]] Result<std::optional<Snapshot>> save(std::uint64_t step, State state);
 
-  // Waits for all snapshots in flight, then tries versions from the newest (or the step asked for) downwards:
-  // `plan` is shown the opened checkpoint and answers where its tensors go; an Error from it ends the restore. A damaged version is
-  // logged, passed over and set aside (OnDamage::kFallback, and no step asked for), or is an Error. Storage that cannot be read is
-  // tried again, and then is an Error: it is never taken for damage. nullopt: nothing there to restore.
+  // Makes the pool for this state, in the background, so that the first fence does not wait for it. Returns at once.
+  // The state must have the tensors of the states that will be saved; no byte of it is read. Misuse is the same Error
+  // as in save(). If there is a pool already, it stays. An automatic pool that turns out too small for the first save
+  // is made again. restore() prepares the pool too. With OnBusy::kSkip and one rank, save() skips steps until the pool
+  // is ready.
+  Status prepare(State state);
+  // True once every slab of the pool can be used. False: there is no pool yet, or it took longer than `timeout`.
+  [[nodiscard]] Result<bool> wait_prepared(std::chrono::milliseconds timeout);
+
+  // Waits for all snapshots in flight. Then tries the step asked for, or versions from the newest to the oldest. `plan`
+  // gets the opened checkpoint and returns where its tensors go; an Error from it ends the restore. With
+  // OnDamage::kFallback and no step asked for, a damaged version is logged, passed over and set aside. Otherwise it is
+  // an Error. If storage cannot be read, the read is retried and then returns an Error: it is never taken for damage.
+  // nullopt: there is nothing to restore.
   using Plan = std::function<Result<std::vector<Target>>(const Checkpoint&)>;
   [[nodiscard]] Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
 
-  // Until everything in flight has reached `level` or failed. The first background error not yet reported comes out here, with the other
-  // steps that were not checkpointed.
+  // Waits until everything in flight has reached `level` or failed. Returns the first background error that was not
+  // reported yet, and names the other steps that were not checkpointed.
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
-  // Returns when the sources of every snapshot in flight may be written again; with streams, by work queued on those.
+  // Returns when the sources of every snapshot in flight may be written again. With streams: by work queued on those.
   Status fence(std::span<const StreamRef> streams = {});
 
-  // That count, oldest first. Of several ranks, those other than rank 0 look into the directory for it, at each call.
+  // The live versions, oldest first. Ranks other than rank 0 list the directory at each call.
   [[nodiscard]] std::vector<VersionInfo> versions() const;
-  // Retention never deletes it. A step in flight is pinned before it can be seen as committed; if it fails, that is
-  // reported as any failure, and no pin is left.
+  // Keeps retention from ever deleting this step. A step in flight is pinned before anybody can see it committed. If it
+  // fails, no pin is left behind, and the failure is reported as usual.
   Status pin(std::uint64_t step);
   Status remove(std::uint64_t step);  // the live version of the step, and those of it that were set aside
 
-  // First background error not yet reported by wait() or close(); does not clear it.
+  // The first background error that wait() or close() has not reported yet. Does not clear it.
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
 
-  // Waits for everything in flight, at most `timeout`; stops the threads, releases the lock. What had not been committed when
-  // time ran out is given up and named in the Error, as is every step that failed and was not reported yet. Any thread may call it, at any
-  // time but in a callback on a thread of the engine (log, State::owner). A second call waits for the first (kTimeout: it is
-  // not over yet) and has nothing to report.
+  // Waits for everything in flight, at most `timeout`, then stops the threads and releases the lock. Snapshots that are
+  // not committed when time runs out are given up. The Error names them, and every failed step that was not reported
+  // yet. Any thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A
+  // second call waits for the first (kTimeout: the first has not ended yet) and has nothing to report.
   Status close(std::optional<std::chrono::milliseconds> timeout = {});
 
   Engine(Engine&&) noexcept;

@@ -14,16 +14,16 @@ enum class ErrorKind : std::uint8_t {
   kInvalidArgument,  // misuse: wrong type, wrong order of calls, a step saved twice
   kNotFound,         // no such file, directory, step or tensor
   kAlreadyExists,    // an exclusive create found the name taken
-  kPermission,       // the operating system says no
+  kPermission,       // the operating system denies access
   kNoSpace,          // disk or quota full
   kIo,               // any other failure of a system call
-  kCorrupt,          // bytes on storage are not the bytes that were promised
+  kCorrupt,          // bytes on storage are not the bytes that were saved
   kMismatch,         // saved and given tensors differ in name, shape or dtype
   kTimeout,          // something did not happen in time
   kBusy,             // another run holds the directory
   kTorn,             // a tensor changed while it was being captured
-  kAborted,          // this version was decided not to exist
-  kInDoubt,          // the last sync failed: committed or not, nobody knows
+  kAborted,          // the ranks decided to give this version up
+  kInDoubt,          // the last sync failed: nobody knows whether the version is committed
   kClosed,           // the engine is closed, or belongs to the parent process
   kUnsupported,      // a format, feature, dtype or facility this build does not know
   kOutOfMemory,
@@ -39,6 +39,7 @@ struct Error {
   std::string path;        // file or directory it happened to, empty if none
   int sys_errno = 0;       // 0 if no system call failed
   bool retryable = false;  // whether the same call may succeed later
+  std::string tensor = {};  // name of the tensor it is about, empty if none; the message names it as well
 
   // "message: path (errno text)"; what people read.
   [[nodiscard]] std::string to_string() const;

@@ -1,5 +1,5 @@
-// mpi_store(): the store through which the ranks of a run under mpirun agree, over MPI. The only header here that needs
-// MPI, and not a part of the wheel.
+// mpi_store(): a KeyValueStore over MPI, for runs that are started by mpirun. This is the only public header that needs
+// MPI. It is not part of the wheel.
 //
 //   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
 //   auto store = slackwater::mpi_store(MPI_COMM_WORLD);                           // on all ranks together
@@ -8,10 +8,12 @@
 //   engine->close();
 //   MPI_Finalize();
 //
-// Keys live in the memory of the communicator's rank 0, where a thread of their own serves them ("sw-mpi"); the others ask by message.
-// Thread rule: mpi_store() is a collective call; the store itself may be used from any thread.
-// Lifetime: who closes it first does not matter. Rank 0 goes on serving until the others have closed theirs, or have been silent for
-// the time-out. What is still open when MPI_Finalize() is called is closed there, and refuses calls from then on.
+// The keys live in the memory of the communicator's rank 0, where a thread ("sw-mpi") serves them. The other ranks send
+// it messages.
+// Owner: shared by the caller and the engine. Thread rule: mpi_store() is a collective call; any thread may use the
+// store.
+// Lifetime: ranks may close their stores in any order. Rank 0 keeps serving until the others have closed theirs, or
+// have been silent for the timeout. MPI_Finalize() closes a store that is still open; from then on it refuses calls.
 #pragma once
 
 #include <mpi.h>
@@ -26,8 +28,8 @@ namespace slackwater {
 
 inline constexpr std::chrono::milliseconds kMpiStoreTimeout{30'000};
 
-// Messages go over a duplicate of `communicator`, so none meets the program's own. A call that rank 0 does not answer within `timeout`
-// fails. kUnsupported, on all ranks, unless MPI was initialised with MPI_THREAD_MULTIPLE on each of them.
+// Messages go over a duplicate of `communicator`, so they never mix with the program's own. A call that rank 0 does not
+// answer within `timeout` fails. kUnsupported on all ranks, unless every rank initialised MPI with MPI_THREAD_MULTIPLE.
 [[nodiscard]] Result<std::shared_ptr<KeyValueStore>> mpi_store(MPI_Comm communicator,
                                                                std::chrono::milliseconds timeout = kMpiStoreTimeout);
 

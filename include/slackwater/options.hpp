@@ -1,6 +1,6 @@
-// Options: everything Engine::open() can be told. Plain values, copied at open.
-// The table behind set_option() is the one place an option is documented; `--help`, docs and the Python
-// signature are made from it or tested against it.
+// Options: everything that Engine::open() can be told. Plain values, copied at open.
+// The table behind set_option() is the one place where options are documented. `--help`, docs and the Python signature
+// are generated from it or tested against it.
 #pragma once
 
 #include <chrono>
@@ -27,38 +27,40 @@ enum class IoBackend : std::uint8_t { kAuto, kUring, kThreads };
 
 inline constexpr std::uint32_t kMaxWorld = 65'536;
 
-// The best checkpoints by a metric (State::metrics), kept besides the newest.
+// Keeps the best checkpoints by a metric (State::metrics), in addition to the newest.
 struct KeepBest {
-  std::string metric;       // its name; empty: none are kept for being good
+  std::string metric;       // name; empty: off
   std::uint64_t count = 0;  // how many
-  bool highest = false;     // which are best: those with the highest value, or those with the lowest
+  bool highest = false;     // whether the highest values are best, or the lowest
 };
 
 struct Options {
-  std::string path;                       // directory of tier 0; made if its parent exists
-  std::uint64_t pool_bytes = 0;           // 0: auto, min(state, 1/4 of available memory / local ranks)
-  std::uint64_t slab_bytes = 8u << 20;    // a multiple of 1 MiB
-  unsigned copy_threads = 0;              // 0: auto
-  unsigned queue_depth = 0;               // writes in flight; 0: auto
-  unsigned in_flight = 2;                 // snapshots on their way at once
+  std::string path;                     // directory of tier 0; created if its parent exists
+  std::uint64_t pool_bytes = 0;         // 0: automatic, min(state, 1/4 of available memory / local ranks)
+  std::uint64_t slab_bytes = 8u << 20;  // a multiple of 1 MiB
+  unsigned copy_threads = 0;            // 0: automatic
+  unsigned queue_depth = 0;             // writes in flight; 0: automatic
+  unsigned in_flight = 2;               // unfinished snapshots at a time
   OnBusy on_busy = OnBusy::kWait;
   OnDamage on_damage = OnDamage::kFallback;
-  std::uint64_t keep = 2;                 // newest checkpoints kept; 0 keeps all
-  std::uint64_t keep_every = 0;           // also keep steps divisible by this; 0: none
-  KeepBest keep_best;                     // also keep the best ones by a metric
-  bool paranoid = false;                  // hash every byte at save() and again after the copy
+  std::uint64_t keep = 2;        // how many of the newest checkpoints to keep; 0: all
+  std::uint64_t keep_every = 0;  // also keep steps divisible by this; 0: none
+  KeepBest keep_best;            // also keep the best by a metric
+  bool paranoid = false;         // hash every byte at save() and again after the copy
   IoBackend io_backend = IoBackend::kAuto;
-  bool direct_io = true;                  // O_DIRECT where the file system takes it
+  bool direct_io = true;  // O_DIRECT if the file system supports it
   std::chrono::milliseconds stall_timeout{60'000};
-  std::string cuda_driver = "libcuda.so.1";  // loaded when the first CUDA tensor is seen
-  std::uint32_t rank = 0;                 // of this process, among
-  std::uint32_t world = 1;                // so many that save together into the same directory; at most 65536
-  std::uint32_t local_ranks = 1;          // so many of them on this machine share its memory
-  std::chrono::milliseconds commit_timeout{60'000};  // ranks wait so long for each other
-  std::uint32_t fan_in = 64;              // ranks in a group, which reports as one; groups form groups, up to rank 0
-  std::shared_ptr<KeyValueStore> store;   // how the ranks talk; null: through files in the directory they share
-  std::string run_name;                   // free text, kept in the attempt file
-  LogSink log;                            // empty: warnings and errors go to stderr
+  std::string cuda_driver = "libcuda.so.1";          // loaded when the first CUDA tensor is seen
+  std::uint64_t copies_ahead_bytes = 64u << 20;      // outstanding on each device before the fence; 0: no limit
+  bool batched_copies = true;                        // use the driver's batch call if it has one
+  std::uint32_t rank = 0;                            // number of this process
+  std::uint32_t world = 1;                           // processes that save together into one directory; at most 65536
+  std::uint32_t local_ranks = 1;                     // how many of them share the memory of this machine
+  std::chrono::milliseconds commit_timeout{60'000};  // how long ranks wait for each other
+  std::uint32_t fan_in = 64;             // ranks per group, which votes as one; groups form groups, up to rank 0
+  std::shared_ptr<KeyValueStore> store;  // how the ranks talk; null: through files in the shared directory
+  std::string run_name;                  // free text, stored in the attempt file
+  LogSink log;                           // empty: warnings and errors go to stderr
 };
 
 struct OptionInfo {
@@ -70,7 +72,7 @@ struct OptionInfo {
 };
 
 [[nodiscard]] std::span<const OptionInfo> option_table();
-// Sets one option from text ("512MiB", "0.5", "true"); kInvalidArgument names the option and what it takes.
+// Sets one option from text ("512MiB", "0.5", "true"). kInvalidArgument names the option and what it accepts.
 [[nodiscard]] Status set_option(Options& options, std::string_view name, std::string_view value);
 
 }  // namespace slackwater

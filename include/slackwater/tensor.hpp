@@ -1,6 +1,6 @@
 // Tensors as the engine sees them: named, typed, shaped, strided memory that somebody else owns.
-// Plain values without locks; the memory behind `data` must outlive the call it is given to, and for
-// Engine::save() stay unchanged until the fence.
+// Thread rule: plain values without locks. Lifetime: the memory behind `data` must outlive the call it is passed to.
+// For Engine::save(), it must also stay unchanged until the fence.
 #pragma once
 
 #include <cstdint>
@@ -25,70 +25,90 @@ enum class DType : std::uint8_t {
 
 // Bytes of one element.
 [[nodiscard]] std::uint32_t item_bytes(DType dtype);
-// Our own name, as messages, the CLI and Python use it: "float32", "bfloat16", "float8_e4m3fn", ... (torch's names).
+// The name in messages, the CLI and Python, which is torch's: "float32", "bfloat16", "float8_e4m3fn", ...
 [[nodiscard]] std::string_view dtype_name(DType dtype);
 [[nodiscard]] Result<DType> dtype_from_name(std::string_view name);
 
 inline constexpr int kHostDevice = -1;  // Tensor::device: host memory; >= 0 is a CUDA ordinal
 
-// A stream of a CUDA device, as the driver knows it (CUstream as a number). 0 and 1 are its legacy default stream, 2 the per-thread one.
+// A stream of a CUDA device, as the driver knows it: a CUstream as a number. 0 and 1 are the legacy default stream, 2
+// is the per-thread one.
 struct StreamRef {
   int device = 0;
   std::uintptr_t handle = 0;
 };
 
-// A box of a global tensor, which the ranks hold together: the boxes of all ranks tile it exactly.
+// A box of a global tensor, which is distributed over the ranks. The boxes of all ranks tile it exactly.
 struct Shard {
   std::vector<std::int64_t> global_shape;
-  std::vector<std::int64_t> offset;  // where the box begins there; its extent is the shape of the tensor it is given with
-  // Ranks that hold the very same box. Each writes its share of all such boxes, so that every byte is written once.
-  std::string replica_group;   // the same text on those ranks, which hand over the same boxes under it
-  std::uint32_t replica = 0;   // which of them this rank is, of
-  std::uint32_t replicas = 1;  // so many
+  std::vector<std::int64_t> offset;  // where the box begins; its extent is the shape of the tensor that has this Shard
+  // Replicas are ranks with the same boxes. Each writes its share of them, so that every byte is written once.
+  std::string replica_group;   // the same text on all ranks of the group, which pass the same boxes under it
+  std::uint32_t replica = 0;   // number of this rank in the group
+  std::uint32_t replicas = 1;  // number of ranks in the group
+};
+
+// When a tensor may be written, as far as the caller knows. From this the engine decides what save() must copy itself.
+enum class Updates : std::uint8_t {
+  kBehindFence,  // only by updates that wait for the fence, as optimizers do
+  kAnyTime,      // right after save(), as a forward pass writes the buffers of a module
+  kUnknown,      // unknown: small tensors are copied inside save()
 };
 
 // One tensor to be saved.
 struct Tensor {
-  std::string name;  // of the global tensor where `shard` is set: a state may hold several boxes of it
+  std::string name;  // the global tensor's if `shard` is set; a state may have several boxes of it
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous (row major)
   const void* data = nullptr;
   int device = kHostDevice;
-  // Volatile: it may change right after save(), so it is copied inside (on a CUDA device: duplicated there, in stream order). At most
-  // 64 MiB of a state; beyond that, save() waits until the copies of the whole snapshot are done.
+  // Volatile: the tensor may change right after save(), so save() copies it. From a CUDA device, it is copied to pinned
+  // memory, in stream order. At most 64 MiB per state. Beyond that, save() waits until all copies of the snapshot are
+  // done.
   bool at_once = false;
-  std::optional<Shard> shard;  // none: a tensor of this rank alone
+  std::optional<Shard> shard;  // nullopt: a tensor of this rank alone
+  Updates updates = Updates::kBehindFence;
+  // The caller notices writes itself and reports them to Snapshot::seal(). If there is no room to copy the tensor
+  // inside save(), it may be copied later.
+  bool watched = false;
 };
 
 inline constexpr std::size_t kMaxMetrics = 1'000;
 
-// What a rank hands over for one step.
+// What a rank passes to save() for one step.
 struct State {
   std::vector<Tensor> tensors;
-  // Any object, the same for states whose tensors differ in nothing but their addresses: what follows from the rest is then
-  // not worked out anew at every save(). None: each state stands for itself.
+  // Any object. Pass the same one for states whose tensors differ only in their addresses. Then save() reuses what it
+  // has worked out from names, shapes and types. Null: every state is planned anew.
   std::shared_ptr<const void> structure;
-  std::string tree;                             // typed JSON of structure and plain values; opaque here
-  // Texts, by name, that must be the same on all ranks, or the step is aborted: parts of `tree`, given once more. Members
-  // of JSON objects are compared, and named, one by one, in whatever order they stand.
+  std::string tree;  // structure and plain values, in any form: the engine never reads it
+  // The values in `tree`, by name, passed again. Ranks compare each text. Texts that differ belong to single ranks.
+  // Empty: all of `tree` is compared as one value.
+  std::map<std::string, std::string> values;
+  // Named texts that must be the same on all ranks, or the step is aborted. They are parts of `tree`, passed again. If
+  // a text is a JSON object, its members are compared, and named in errors, one by one and in any order.
   std::map<std::string, std::string> replicated_values;
-  std::map<std::string, std::string> metadata;  // the user's own words about this step
-  // Numbers about this step, for KeepBest, kept in the manifest: those of rank 0 count. What is not finite is never
-  // among the best. At most kMaxMetrics, names of 64 KiB in all.
+  std::map<std::string, std::string> metadata;  // the user's notes about this step
+  // Numbers about this step for KeepBest, stored in the manifest. Those of rank 0 count. A value that is not finite is
+  // never among the best. At most kMaxMetrics, with names of at most 64 KiB in all.
   std::map<std::string, double> metrics;
-  bool never_skip = false;                      // with OnBusy::kSkip: waits for room. One rank only
-  bool pin = false;                             // pinned from the moment it is committed; one rank that asks is enough
-  std::shared_ptr<void> owner;                  // released when no source byte will be read any more
-  // True if the caller checks the sources himself as well (Python: tensor._version) and will call
-  // Snapshot::seal(); the version is not committed before.
+  bool never_skip = false;                      // with OnBusy::kSkip: wait for room instead. Only for one rank
+  bool pin = false;                             // pin the version when it is committed; one rank that asks is enough
+  std::shared_ptr<void> owner;                  // released once no source byte will be read any more
+  // True if the caller also checks the sources (Python: tensor._version) and will call Snapshot::seal(). The version is
+  // not committed before that.
   bool sealed_by_caller = false;
-  // Streams on which the tensors of each CUDA device are produced: copies wait for the work queued on them so far. A device none is
-  // named for: its legacy default stream.
+  // Streams that produce the tensors of each CUDA device. Copies wait for the work queued on them so far. A device
+  // without a stream here uses its legacy default stream.
   std::vector<StreamRef> after;
+  // Names of the modules, optimizers and other objects that the tensors belong to, outer ones first. A tensor belongs
+  // to the first object whose name is a prefix of its own, up to a dot. If one of its tensors is written before the
+  // fence, the whole object is copied inside save() from then on. A tensor without an object stands for itself.
+  std::vector<std::string> objects;
 };
 
-// Where one tensor is to be restored.
+// Where to restore one tensor.
 struct Target {
   std::string name;
   DType dtype = DType::kU8;
@@ -96,10 +116,10 @@ struct Target {
   std::vector<std::int64_t> strides;  // in elements; empty means contiguous
   void* data = nullptr;
   int device = kHostDevice;
-  std::optional<Shard> shard;  // the box of a global tensor that is wanted here; none: the whole tensor. Replicas do not matter.
+  std::optional<Shard> shard;  // the wanted box of a global tensor; nullopt: the whole tensor. Replicas are ignored.
 };
 
-// A box of a global tensor as it is stored: packed, in one piece.
+// A stored box of a global tensor. It is packed and in one piece.
 struct StoredBox {
   std::vector<std::int64_t> offset;  // in the global tensor
   std::vector<std::int64_t> shape;
@@ -113,11 +133,11 @@ struct TensorInfo {
   std::string name;
   DType dtype = DType::kU8;
   std::vector<std::int64_t> shape;
-  std::vector<StoredBox> boxes;  // where it lies in parts; none: whole, at
+  std::vector<StoredBox> boxes;  // if it is stored in boxes; otherwise it is stored whole, as described below
   std::uint32_t file = 0;        // index into Checkpoint::files()
   std::uint64_t offset = 0;      // of its first byte, from the start of the file
-  std::uint64_t size_bytes = 0;  // contiguous there; in parts: of all together
-  std::string alias_of;          // tied tensor: the name it is stored under; empty if stored itself
+  std::uint64_t size_bytes = 0;  // contiguous in the file; with boxes, their sum
+  std::string alias_of;          // of a tied tensor: the name that it is stored under; otherwise empty
 };
 
 }  // namespace slackwater

@@ -1,4 +1,4 @@
-// What the files of the extension share: one bind_ function a class, and the way from Result to Python exceptions.
+// What the files of the extension share: one bind_ function per class, and the step from Result to Python exceptions.
 // Thread rule: everything here needs the GIL unless it says otherwise.
 #pragma once
 
@@ -29,9 +29,11 @@ void bind_dlpack(nb::module_& module);
 void bind_store_relay(nb::module_& module);
 void bind_engine(nb::module_& module);
 
-// The one place an Error becomes an exception of slackwater.errors.
+// The only place where an Error becomes an exception of slackwater.errors.
 [[nodiscard]] nb::object to_exception(const Error& error);
 [[noreturn]] void raise(const Error& error);
+// The reverse, for a DamagedError that Python code raised. Nothing for any other exception.
+[[nodiscard]] std::optional<Error> damage_in(const nb::python_error& raised);
 
 template <class T>
 T value_or_raise(Result<T> result) {
@@ -42,7 +44,7 @@ T value_or_raise(Result<T> result) {
 // Seconds as Python gives them; negative counts as 0.
 [[nodiscard]] std::optional<std::chrono::milliseconds> to_milliseconds(std::optional<double> seconds);
 
-// A checkpoint's metadata, copied out, so that Python never holds a reference into the engine.
+// A copy of a checkpoint's metadata, so that Python never holds a reference into the engine.
 struct Contents {
   VersionInfo version;
   std::vector<TensorInfo> tensors;
@@ -52,7 +54,8 @@ struct Contents {
 };
 [[nodiscard]] Contents contents_of(const Checkpoint& checkpoint);
 
-// [(name, dtype, shape, strides or None, address, device), ...]; a box of a global tensor has (global_shape, offset) as a seventh field.
+// [(name, dtype, shape, strides or None, address, device), ...]. A box of a global tensor has a seventh field,
+// (global_shape, offset).
 using TargetList = nb::typed<nb::list, nb::any>;
 [[nodiscard]] std::vector<Target> to_targets(const nb::list& items);
 [[nodiscard]] std::vector<std::int64_t> to_sizes(nb::handle sequence);

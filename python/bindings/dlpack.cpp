@@ -1,4 +1,4 @@
-// Memory that another library lends through DLPack: where it lies and how, without asking any array library.
+// Memory that another library lends through DLPack: its address, layout and dtype, without importing that library.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -8,7 +8,7 @@
 namespace slackwater::python {
 namespace {
 
-// Codes of the DLPack standard. Those of the 8-bit floats are younger than some headers.
+// Codes of the DLPack standard. Older headers lack those of the 8-bit floats.
 constexpr int kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kComplex = 5, kBool = 6;
 constexpr int kFloat8E4M3Fn = 10, kFloat8E4M3Fnuz = 11, kFloat8E5M2 = 12, kFloat8E5M2Fnuz = 13, kFloat8E8M0Fnu = 14;
 
@@ -37,13 +37,13 @@ struct DlpackMemory {
   bool read_only;
 };
 
-// Of a capsule that __dlpack__() gave. A refusal leaves the capsule as it was.
+// Takes a capsule from __dlpack__(). If that fails, the capsule is unchanged.
 DlpackMemory borrow(nb::handle capsule) {
   nb::ndarray<> writable;
   if (nb::try_cast(capsule, writable)) return {nb::ndarray<nb::ro>(writable), false};
   nb::ndarray<nb::ro> array;
   if (nb::try_cast(capsule, array)) return {std::move(array), true};
-  throw nb::type_error("__dlpack__() gave no DLPack capsule that can be read");
+  throw nb::type_error("__dlpack__() returned no readable DLPack capsule");
 }
 
 std::vector<std::int64_t> shape_of(const DlpackMemory& self) {

@@ -24,15 +24,18 @@ using Addresses = nb::typed<nb::list, nb::int_>;
 // The part of a state that stays the same from save to save; only addresses change. Constant after construction.
 struct Structure {
   std::vector<Tensor> tensors;
+  std::vector<std::string> objects;
   std::shared_ptr<const void> identity = std::make_shared<char>();
 
   using Texts = nb::typed<nb::list, nb::str>;
   using Items = nb::typed<nb::list, nb::any>;
-  Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides, const Items& at_once,
-            const Items& devices, const std::optional<Items>& shards) {
+  Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides, const Items& updates,
+            const Items& devices, std::size_t watched, std::vector<std::string> object_names,
+            const std::optional<Items>& shards)
+      : objects(std::move(object_names)) {
     const std::size_t count = names.size();
-    if (dtypes.size() != count || shapes.size() != count || strides.size() != count || at_once.size() != count ||
-        devices.size() != count || (shards && shards->size() != count)) {
+    if (dtypes.size() != count || shapes.size() != count || strides.size() != count || updates.size() != count ||
+        devices.size() != count || watched > count || (shards && shards->size() != count)) {
       throw nb::value_error("the lists of a structure differ in length");
     }
     tensors.reserve(count);
@@ -42,7 +45,8 @@ struct Structure {
       tensor.dtype = to_dtype(dtypes[i]);
       tensor.shape = to_sizes(shapes[i]);
       if (const nb::object stride = strides[i]; !stride.is_none()) tensor.strides = to_sizes(stride);
-      tensor.at_once = nb::cast<bool>(at_once[i]);
+      tensor.updates = nb::cast<Updates>(updates[i]);
+      tensor.watched = i < watched;
       tensor.device = nb::cast<int>(devices[i]);
       if (shards) tensor.shard = to_shard((*shards)[i]);
     }
@@ -63,7 +67,7 @@ struct Structure {
   }
 
   [[nodiscard]] std::vector<Tensor> with_addresses(const Addresses& addresses) const {
-    if (addresses.size() != tensors.size()) throw nb::value_error("one address a tensor is needed");
+    if (addresses.size() != tensors.size()) throw nb::value_error("one address per tensor is needed");
     std::vector<Tensor> result = tensors;
     for (std::size_t i = 0; i < result.size(); ++i) {
       result[i].data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(addresses[i]));
@@ -82,7 +86,7 @@ class PyEngine {
   ~PyEngine() {
     if (!engine_) return;
     const WithoutGil release;
-    // Whoever drops the last reference without close() must not wait for storage: what is on its way is given up.
+    // Dropping the last reference without close() must not wait for storage: snapshots in flight are given up.
     (void)engine_->close(std::chrono::milliseconds(0));
     engine_.reset();
   }
@@ -102,24 +106,26 @@ class PyEngine {
     return {value_or_raise(std::move(engine)), std::move(mailbox)};
   }
 
-  // The snapshot is put into `arrived` here and not returned: a signal handler of Python may run, and raise, between the
-  // return of a call and the use of its result, and nobody would ever seal a snapshot that is lost there.
+  // The snapshot is put into `arrived` here and not returned. A signal handler of Python may run, and raise, between
+  // the return of a call and the use of its result. Nobody would ever seal a snapshot that is lost there.
   bool save(std::uint64_t step, const Structure& structure, const Addresses& addresses, const nb::bytes& tree,
             std::map<std::string, std::string> metadata, const nb::object& owner, nb::list arrived,
             const StreamList& after, std::map<std::string, double> metrics, bool pin, bool never_skip,
-            std::map<std::string, std::string> replicated) {
+            std::map<std::string, std::string> values, std::map<std::string, std::string> replicated) {
     State state;
     state.tensors = structure.with_addresses(addresses);
+    state.objects = structure.objects;
     state.structure = structure.identity;
     state.tree.assign(tree.c_str(), tree.size());
     state.metadata = std::move(metadata);
     state.metrics = std::move(metrics);
     state.pin = pin;
     state.never_skip = never_skip;
+    state.values = std::move(values);
     state.replicated_values = std::move(replicated);
-    // The engine lets go of the owner on its own thread, where the GIL must not be taken: the mailbox carries it back.
+    // The engine releases the owner on a thread of its own, which must not take the GIL. The mailbox drops it later.
     state.owner = std::shared_ptr<void>(nb::object(owner).release().ptr(), [mailbox = mailbox_](void* object) {
-      mailbox->bury(static_cast<PyObject*>(object));
+      mailbox->defer_decref(static_cast<PyObject*>(object));
     });
     state.sealed_by_caller = true;
     state.after = to_streams(after);
@@ -133,9 +139,29 @@ class PyEngine {
     return true;
   }
 
-  // An exception of `plan` ends the restore and is raised as it is; checkpointer.py adds what it means for the state.
-  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan, const StreamList& after,
-                     const std::vector<std::pair<std::uint64_t, std::string>>& passed_over) {
+  void prepare(const Structure& structure, const Addresses& addresses, const nb::bytes& tree) {
+    State state;
+    state.tensors = structure.with_addresses(addresses);
+    state.objects = structure.objects;
+    state.structure = structure.identity;
+    state.tree.assign(tree.c_str(), tree.size());
+    value_or_raise([&] {
+      const WithoutGil release;
+      return engine_->prepare(std::move(state));
+    }());
+  }
+
+  void wait_prepared() {
+    wait_in_slices(std::nullopt, [&](std::chrono::milliseconds slice) {
+      auto ready = engine_->wait_prepared(slice);
+      return !ready || *ready;  // closed meanwhile: there is nothing left to wait for
+    });
+  }
+
+  // An exception from `plan` or `read_rest` ends the restore and is raised unchanged; restorer.py adds what it means
+  // for the state. Only if `read_rest` finds damage does the engine decide what follows.
+  nb::object restore(std::optional<std::uint64_t> step, const nb::callable& plan, const nb::callable& read_rest,
+                     const StreamList& after) {
     std::optional<nb::python_error> raised;
     const auto ask = [&](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
       const WithGil acquire;
@@ -146,13 +172,37 @@ class PyEngine {
       } catch (const std::exception& error) {
         PyErr_SetString(PyExc_TypeError, error.what());
         raised.emplace();
-      } catch (...) {  // the interpreter ends, and this thread with it: see gil.hpp
+      } catch (...) {  // the interpreter ends, see gil.hpp
         stop_for_ever();
       }
       return fail(ErrorKind::kInvalidArgument, "the plan of the restore raised an exception");
     };
-    RestoreOptions options{.step = step, .after = to_streams(after)};
-    for (const auto& [damaged, why] : passed_over) options.passed_over.push_back({damaged, why});
+    const auto ask_for_rest = [&](const Checkpoint&, const RestoreOptions::OnProgress& on_progress) -> Status {
+      const WithGil acquire;
+      try {
+        // Without the GIL: telling the other ranks may need a thread of Python's.
+        const auto tell = [&on_progress] {
+          const WithoutGil release;
+          on_progress();
+        };
+        read_rest(nb::cpp_function(tell));
+        return {};
+      } catch (nb::python_error& error) {
+        try {
+          if (auto damage = damage_in(error)) return fail(std::move(*damage));
+        } catch (const std::exception&) {  // then it is raised as it is
+        }
+        raised.emplace(std::move(error));
+      } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+        raised.emplace();
+      } catch (...) {  // as above
+        stop_for_ever();
+      }
+      return fail(ErrorKind::kInvalidArgument, "read_rest of the restore raised an exception");
+    };
+    const RestoreOptions options{
+        .step = step, .passed_over = {}, .after = to_streams(after), .read_rest = ask_for_rest};
     auto restored = [&] {
       const WithoutGil release;
       return engine_->restore(options, ask);
@@ -203,18 +253,28 @@ class PyEngine {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
+  nb::enum_<Updates>(module, "Updates", "When a tensor may be written.")
+      .value("BEHIND_FENCE", Updates::kBehindFence, "Only by updates that wait for the fence.")
+      .value("ANY_TIME", Updates::kAnyTime, "Right after save().")
+      .value("UNKNOWN", Updates::kUnknown);
+
   nb::class_<Structure>(module, "Structure",
                         "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
       .def(nb::init<const Structure::Texts&, const Structure::Texts&, const Structure::Items&, const Structure::Items&,
-                    const Structure::Items&, const Structure::Items&, const std::optional<Structure::Items>&>(),
-           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("at_once"),
-           nb::arg("devices"), nb::arg("shards") = nb::none(),
+                    const Structure::Items&, const Structure::Items&, std::size_t, std::vector<std::string>,
+                    const std::optional<Structure::Items>&>(),
+           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("updates"),
+           nb::arg("devices"), nb::arg("watched"), nb::arg("objects"), nb::arg("shards") = nb::none(),
+           "updates: when each may be written. watched: of so many at the front the caller notices writes itself. "
+           "objects: "
+           "names of what the tensors belong to, outer ones first. "
            "shards: for each tensor None, or its box of a global tensor and the ranks that hold it too: (global_shape, "
            "offset, replica_group, replica, replicas).")
       .def("__len__", [](const Structure& self) { return self.tensors.size(); });
 
   nb::class_<EngineStats>(module, "EngineStats", "Totals of an engine, and what it runs on.")
       .def_ro("pool_bytes", &EngineStats::pool_bytes)
+      .def_ro("pool_numa_node", &EngineStats::pool_numa_node)
       .def_ro("snapshots_committed", &EngineStats::snapshots_committed)
       .def_ro("snapshots_failed", &EngineStats::snapshots_failed)
       .def_ro("snapshots_skipped", &EngineStats::snapshots_skipped)
@@ -229,19 +289,26 @@ void bind_engine(nb::module_& module) {
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
+           nb::arg("values") = std::map<std::string, std::string>(),
            nb::arg("replicated") = std::map<std::string, std::string>(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
            "is "
-           "read any more; `after` are (device, stream) that produce it; `replicated` are parts of the tree that must be "
-           "the same on all ranks, by name.")
-      .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("after") = StreamList(),
-           nb::arg("passed_over") = std::vector<std::pair<std::uint64_t, std::string>>(),
+           "read any more; `after` are (device, stream) that produce it. Parts of the tree, by name: `values` are "
+           "compared "
+           "between the ranks, `replicated` must be the same on all of them.")
+      .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
+           "Make the pool for this state in the background.")
+      .def("wait_prepared", &PyEngine::wait_prepared, "Until every slab of the pool can be used, or it is closed.")
+      .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("read_rest"),
+           nb::arg("after") = StreamList(),
            nb::sig("def restore(self, step: int | None, plan: collections.abc.Callable[[Contents], list[tuple[str, "
                    "str, tuple[int, ...], "
-                   "tuple[int, ...] | None, int, int]]], after: collections.abc.Sequence[tuple[int, int]] = [], passed_over: "
-                   "collections.abc.Sequence[tuple[int, str]] = []) -> tuple[VersionInfo, list[str]] | None"),
-           "plan(Contents) answers where tensors go; None when there is nothing to restore. passed_over: steps that the "
-           "caller found damaged, and why; they are not tried, but set aside.")
+                   "tuple[int, ...] | None, int, int]]], read_rest: "
+                   "collections.abc.Callable[[collections.abc.Callable[[], None]], None], "
+                   "after: collections.abc.Sequence[tuple[int, int]] = []) -> tuple[VersionInfo, list[str]] | None"),
+           "plan(Contents) answers where tensors go; None when there is nothing to restore. read_rest(progress) reads "
+           "what the engine cannot place, and calls progress() now and then. If it raises DamagedError, this version "
+           "is damaged.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
            "Raise the first background error not yet reported.")
       .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())

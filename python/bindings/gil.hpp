@@ -1,10 +1,11 @@
-// The GIL, given up and taken again, where the interpreter may end meanwhile.
+// Releasing and taking the GIL when the interpreter may end meanwhile.
 //
-// A daemon thread may be in here when the program ends. CPython before 3.14 ends such a thread in the moment it asks for the GIL, by
-// pthread_exit(), which unwinds its stack like an exception that nobody may catch; and since destructors, and the functions of
-// nanobind, let none pass, that would abort the whole process: exit code 134 after everything was saved. So the thread stops here, for ever,
-// as CPython 3.14 lets it; the end of the process takes it along.
-// Thread rule: as it says; on the stack only.
+// A daemon thread may be inside the engine when the program ends. CPython before 3.14 ends such a thread when it asks
+// for the GIL, by pthread_exit(). That unwinds the stack like an exception that nobody may catch. Destructors and
+// nanobind's functions let no exception pass, so the whole process would abort: exit code 134 after everything was
+// saved. Instead the thread stops here for ever, as it does in CPython 3.14, and ends with the process.
+// Thread rule: WithoutGil needs the GIL, WithGil any thread.
+// Lifetime: on the stack only.
 #pragma once
 
 #include <Python.h>
@@ -16,12 +17,12 @@ namespace slackwater::python {
   for (;;) ::pause();
 }
 
-// For calls into Python, which may ask for the GIL anew.
+// For calls into Python that may take the GIL.
 template <class Call>
 auto or_stop_for_ever(Call&& call) noexcept {
   try {
     return call();
-  } catch (...) {  // only the unwinding of pthread_exit() comes here, and it must not go on
+  } catch (...) {  // only the unwinding of pthread_exit() gets here, and it must not continue
     stop_for_ever();
   }
 }

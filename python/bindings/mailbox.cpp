@@ -10,9 +10,9 @@
 namespace slackwater::python {
 
 Mailbox::~Mailbox() {
-  if (buried_.empty() || !Py_IsInitialized() || !PyGILState_Check())
-    return;  // rather leak than touch a dying interpreter
-  for (PyObject* object : buried_) Py_DECREF(object);
+  if (deferred_.empty() || !Py_IsInitialized() || !PyGILState_Check())
+    return;  // better a leak than a call into an interpreter that ends
+  for (PyObject* object : deferred_) Py_DECREF(object);
 }
 
 void Mailbox::post(LogLevel level, std::string_view line) noexcept {
@@ -30,10 +30,10 @@ void Mailbox::post(LogLevel level, std::string_view line) noexcept {
   arrived_.notify_all();
 }
 
-void Mailbox::bury(PyObject* object) noexcept {
+void Mailbox::defer_decref(PyObject* object) noexcept {
   try {
     const std::lock_guard lock(mutex_);
-    buried_.push_back(object);
+    deferred_.push_back(object);
     news_ = true;
   } catch (...) {
     return;
@@ -51,7 +51,7 @@ void Mailbox::poke() {
 
 std::vector<std::pair<LogLevel, std::string>> Mailbox::collect() {
   std::vector<std::pair<LogLevel, std::string>> lines;
-  std::vector<PyObject*> dead;
+  std::vector<PyObject*> unused;
   {
     const std::lock_guard lock(mutex_);
     lines.assign(std::make_move_iterator(lines_.begin()), std::make_move_iterator(lines_.end()));
@@ -60,9 +60,9 @@ std::vector<std::pair<LogLevel, std::string>> Mailbox::collect() {
       lines.emplace_back(LogLevel::kWarning, std::to_string(lost_lines_) + " further messages were dropped");
       lost_lines_ = 0;
     }
-    dead.swap(buried_);
+    unused.swap(deferred_);
   }
-  for (PyObject* object : dead) Py_DECREF(object);  // outside the lock: destructors may run any Python code
+  for (PyObject* object : unused) Py_DECREF(object);  // outside the lock: destructors may run any Python code
   return lines;
 }
 

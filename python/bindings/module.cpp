@@ -3,8 +3,8 @@
 NB_MODULE(_core, module) {
   using namespace slackwater::python;
 #ifdef NDEBUG
-  // A forked child, or a program that ends beside daemon threads, leaves objects behind on purpose: no reason to alarm users. A debug build
-  // tells, so that we notice the leaks that are ours.
+  // A forked child, or a program that ends with daemon threads, leaks objects on purpose. Users need not be warned of
+  // that. A debug build warns, so that we notice real leaks.
   nb::set_leak_warnings(false);
 #endif
   module.doc() = "The Slackwater engine. Private: use the package slackwater.";

@@ -31,7 +31,7 @@ Status wait_for(Snapshot& snapshot, Level level, std::optional<double> timeout) 
     if (status.has_value() || status.error().kind != ErrorKind::kTimeout) return true;
     if (!snapshot.progress().failed) return false;
     status = snapshot.wait(
-        level, std::chrono::milliseconds(0));  // a stall time-out looks like a slice's: ask again for its own words
+        level, std::chrono::milliseconds(0));  // it failed with a time-out of its own: get that error, not the slice's
     return true;
   });
   return status;
@@ -46,7 +46,7 @@ bool wait_released(Snapshot& snapshot, std::optional<double> timeout) {
 bool wait_fenced(Snapshot& snapshot, std::optional<double> timeout) {
   bool fenced = false;
   wait_in_slices(timeout, [&](std::chrono::milliseconds slice) {
-    // A failed one may still be read from: its sources are free only when it has released them.
+    // The engine may still read the sources of a failed snapshot, until it releases them.
     fenced = snapshot.released() || (snapshot.wait(Level::kFenced, slice).has_value());
     if (!fenced && snapshot.progress().failed) fenced = snapshot.wait_released(slice);
     return fenced;
@@ -101,8 +101,12 @@ void bind_snapshot(nb::module_& module) {
           nb::arg("streams") = StreamList(),
           "Return when the sources may be written again; with (device, stream) pairs, by work queued on those. Gives "
           "the snapshot up if nothing makes progress for stall_timeout; False if it has failed.")
+      .def(
+          "at_once_tensors", [](PySnapshot& self) { return self.get().at_once_tensors(); },
+          "Numbers of the tensors that were copied inside save().")
       .def("seal", &PySnapshot::seal, nb::arg("torn_tensors") = std::vector<std::string>(),
-           "Once: the sources were unchanged, or the named tensors were found changed.")
+           nb::arg("freed_tensors") = std::vector<std::string>(),
+           "Once: the sources were unchanged, or the named tensors were found changed, or their memory gone.")
       .def(
           "wait",
           [](PySnapshot& self, const std::string& level, std::optional<double> timeout) {

@@ -1,6 +1,8 @@
-// PySnapshot: a snapshot whose sources Python vouches for (State::sealed_by_caller). If an exception, such as Ctrl-C,
-// loses it before anybody could, it must not be committed, and nobody may wait for it for ever: the destructor says so.
-// Thread rule: needs the GIL, but for what it says. Lifetime: may outlive its engine.
+// PySnapshot: a snapshot whose sources Python checks before it seals it (State::sealed_by_caller). If an exception,
+// such as Ctrl-C, drops the snapshot before that, it must not be committed, and nobody may wait for it for ever. So the
+// destructor seals it as torn.
+// Thread rule: needs the GIL.
+// Lifetime: may outlive its engine.
 #pragma once
 
 #include <optional>
@@ -21,9 +23,9 @@ class PySnapshot {
     if (!sealed_) snapshot_.seal({"(unknown, because save() was interrupted)"});
   }
 
-  void seal(std::vector<std::string> torn_tensors) {
+  void seal(std::vector<std::string> torn_tensors, const std::vector<std::string>& freed_tensors) {
     sealed_ = true;
-    snapshot_.seal(std::move(torn_tensors));
+    snapshot_.seal(std::move(torn_tensors), freed_tensors);
   }
   [[nodiscard]] Snapshot& get() { return snapshot_; }
 

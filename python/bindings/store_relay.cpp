@@ -121,7 +121,7 @@ void bind_store_relay(nb::module_& module) {
           },
           nb::arg("number"), nb::arg("values"),
           nb::sig("def answer(self, number: int, values: list[bytes | None]) -> None"),
-          "One value a key for \"get\", nothing for the others.")
+          "One value per key for \"get\", nothing for the others.")
       .def(
           "fail",
           [](const StoreRelayHandle& self, std::uint64_t number, const std::string& message, bool retryable) {

@@ -1,7 +1,8 @@
-// StoreRelay: a KeyValueStore whose calls one Python thread answers, such as on the store of torch.distributed. Engine
-// threads leave a call here and wait for its answer without ever taking the GIL; the Python thread waits for calls
-// without it. Who waits longer than the time-out goes on with an error, however long the other side hangs.
-// Thread rule: thread-safe. Lifetime: shared by the engine, as its store, and by Python; it holds no Python object.
+// StoreRelay: a KeyValueStore whose calls are answered by one Python thread, for example with the store of
+// torch.distributed. Engine threads leave a call here and wait for the answer without ever taking the GIL. The Python
+// thread waits for calls without it. A call that is not answered within the time-out returns an error, however long the
+// other side hangs.
+// Thread rule: thread-safe. Lifetime: shared by the engine, as its store, and by Python. It holds no Python object.
 #pragma once
 
 #include <chrono>
@@ -39,11 +40,11 @@ class StoreRelay final : public KeyValueStore {
   };
   using Values = std::vector<std::optional<std::string>>;
 
-  // The oldest call that nobody has taken yet; waits for one. nullopt: closed.
+  // Waits for a call and takes the oldest one. nullopt: closed.
   [[nodiscard]] std::optional<Numbered> next();
-  // Nobody may wait for it any more: then it goes nowhere.
+  // No effect if nobody waits for the answer any more.
   void answer(std::uint64_t number, Result<Values> outcome);
-  // Calls that wait, and all to come, fail.
+  // Fails the waiting calls and all later ones.
   void close();
 
  private:
@@ -54,12 +55,12 @@ class StoreRelay final : public KeyValueStore {
   std::condition_variable called_;
   std::condition_variable answered_;
   std::deque<Numbered> calls_;                                   // not taken yet
-  std::map<std::uint64_t, std::optional<Result<Values>>> open_;  // somebody waits; by number
+  std::map<std::uint64_t, std::optional<Result<Values>>> open_;  // calls that somebody waits for, by number
   std::uint64_t last_ = 0;
   bool closed_ = false;
 };
 
-// What Python holds: a share that is given up without the GIL.
+// What Python holds: a reference that is dropped without the GIL.
 struct StoreRelayHandle {
   std::shared_ptr<StoreRelay> relay;
 };

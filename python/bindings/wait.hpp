@@ -1,4 +1,4 @@
-// Waiting as Python programs expect it: without the GIL, and open to Ctrl-C.
+// Waiting as Python programs expect it: without the GIL, and Ctrl-C works.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@ namespace slackwater::python {
 
 [[nodiscard]] Level to_level(const std::string& name);
 
-// Calls done_within(slice) without the GIL until it answers true or the time is over. Between slices signal handlers
-// run; an exception of theirs (KeyboardInterrupt) ends the wait.
+// Calls done_within(slice) without the GIL until it returns true or the time is over. Signal handlers run between
+// slices; an exception from one of them (KeyboardInterrupt) ends the wait.
 template <class DoneWithin>
 void wait_in_slices(std::optional<double> timeout_seconds, DoneWithin&& done_within) {
   using Clock = std::chrono::steady_clock;

@@ -32,11 +32,11 @@ from .errors import (
     UsageError,
 )
 from .metadata import Best
+from .ranks.sharding import Replicated, Shard
 from .reader import Reader, load, open
-from .report import RestoreReport
+from .restore.report import RestoreReport
 from .rng import Rng
 from .session import Failure
-from .sharding import Replicated, Shard
 from .snapshot import Progress, Snapshot, SnapshotStats
 
 __all__ = [

@@ -7,92 +7,27 @@ import gc
 import logging
 import operator
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
 
-from . import _core, lifecycle, metadata as words
-from .errors import (
-    BusyError,
-    DamagedError,
-    Error,
-    UsageError,
-)
-from .last_step import LookedAt, Skipped
-from .loaders import RandomStates
-from .names import Pattern, an
-from .optimizers import Hyperparameters
-from .placement import Placement
-from .rank_local import RankLocal
-from .ranks import Means, find_ranks
-from .reader import read_copies
-from .rename import Renaming
-from .report import RestoreReport
+from . import _core, lifecycle
+from . import metadata as words
+from .errors import BusyError, UsageError
+from .integrations.loaders import RandomStates
+from .last_step import SkippedStep, StateFingerprint
+from .ranks.transport import Transport, find_ranks
+from .restore.optimizers import Hyperparameters
+from .restore.rank_local import RankLocal
+from .restore.rename import Renaming
+from .restore.report import RestoreReport
+from .restore.restore_plan import RestorePlan
+from .restore.restorer import Restorer
 from .session import Failure, Session
 from .snapshot import Level, Snapshot
-from .streams import all_producers
+from .state.names import Pattern, an
 
 logger = logging.getLogger("slackwater")
-
-_UNDEFINED = "the state was partly overwritten and is undefined"
-
-
-class _Restore:
-    """One restore(). The engine passes over what it finds damaged; tensors that are read aside may add to that."""
-
-    def __init__(self, session: Session, path: str, plan: Callable[[_core.Contents], Placement]) -> None:
-        self.touched = False  # whether the given state may have been written to
-        self.report: RestoreReport | None = None
-        self._session = session
-        self._path = path
-        self._plan = plan
-        self._placement: Placement | None = None
-        self.random = RandomStates()  # those that were restored
-        self._refusal: BaseException | None = None  # of the plan: ends the restore, even where it looks like damage
-
-    def run(self, wanted: int | None, *, fallback: bool) -> int | None:
-        session = self._session
-        start = time.perf_counter()
-        damaged: list[tuple[int, str]] = []
-        while True:
-            step = wanted  # of the version in hand
-            try:
-                restored = session.engine.restore(wanted, self._targets, all_producers(), damaged)
-                if restored is None:
-                    return None
-                step = restored[0].step
-                assert self._placement is not None
-                self.touched = self.touched or bool(self._placement.copies)
-                read_copies(self._path, step, self._placement)
-                break
-            except Error as error:
-                # Only damage: storage that cannot be read now may be readable later. Several ranks fall back together,
-                # which the engine arranges; what one of them finds aside ends the restore of all.
-                if not fallback or step is None or self._refusal is not None or not isinstance(error, DamagedError):
-                    raise
-                if session.seat.world > 1:
-                    raise
-                damaged.append((step, str(error)))
-            finally:
-                session.drain_log()
-        self.touched = True
-        self._placement.finish()
-        self.random = self._placement.random
-        passed_over = dict.fromkeys([*restored[1], *(f"step {number}: {why}" for number, why in damaged)])
-        self.report = self._placement.tally.report(time.perf_counter() - start, passed_over)
-        self.report.log()
-        return step
-
-    def _targets(self, contents: _core.Contents) -> list[Any]:
-        try:
-            self._placement = self._plan(contents)
-            targets = self._placement.targets()
-        except BaseException as error:
-            self._refusal = error
-            raise
-        self.touched = self.touched or bool(targets)
-        return targets
 
 
 class Checkpointer:
@@ -127,12 +62,14 @@ class Checkpointer:
         direct_io: bool | None = None,
         stall_timeout: float | None = None,
         cuda_driver: str | None = None,
+        copies_ahead: int | str | None = None,
+        batched_copies: bool | None = None,
         rank: int | None = None,
         world: int | None = None,
         commit_timeout: float | None = None,
         fan_in: int | None = None,
         local_ranks: int | None = None,
-        coordinator: Means = "auto",
+        coordinator: Transport = "auto",
         run_name: str | None = None,
         take_over: bool = False,
     ) -> None:
@@ -140,12 +77,11 @@ class Checkpointer:
         _make_parents(self.path)
         _check_tiers(tiers, self.path)
         self._every = _whole("every", every, least=1)
-        self._fallback = on_damage == "fallback"
         self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
-        self._skipped: Skipped | int | None = None  # newest step that `every` left out: all of it with save_last
+        self._skipped: SkippedStep | int | None = None  # newest step that `every` left out: all of it with save_last
         best = words.best_option(keep_best)
         self._best = None if best is None else best[0]
         self._metric_seen = False
@@ -167,6 +103,8 @@ class Checkpointer:
             "direct_io": direct_io,
             "stall_timeout": stall_timeout,
             "cuda_driver": cuda_driver,
+            "copies_ahead": copies_ahead,
+            "batched_copies": batched_copies,
             "rank": ranks.rank,
             "world": ranks.world,
             "local_ranks": ranks.local_ranks,
@@ -175,14 +113,14 @@ class Checkpointer:
             "run_name": run_name,
         }
         given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}
-        seat = ranks.rank or 0
+        rank_info = ranks.rank or 0
         self._save_last = bool(save_last)
         if save_last and (ranks.world or 1) > 1:
             raise UsageError(
                 "save_last=True is for one rank: several may not agree on whether the state has changed; with several, "
                 "call save(step, state, force=True) on all of them before the end"
             )
-        _make_way(self.path, seat, take_over)
+        _make_way(self.path, rank_info, take_over)
         try:
             self._session = Session(
                 self.path,
@@ -234,13 +172,22 @@ class Checkpointer:
             logger.warning("step %d is skipped although it was to be saved: the ranks are busy (on_busy='skip')", step)
         return snapshot
 
+    def prepare(self, state: Mapping[Any, Any], *, wait: bool = False) -> None:
+        """Make the pool for ``state`` in the background, before the first ``save`` needs it.
+
+        Returns at once; ``wait=True`` returns when the pool is ready. Give the dict that will be given to ``save``: its
+        bytes decide the size of an automatic pool, nothing is copied. ``restore`` does this by itself. If there is a
+        pool already, it stays. With ``on_busy="skip"`` and one rank, ``save`` skips steps until the pool is ready.
+        """
+        self._session.prepare(state, wait=bool(wait))
+
     def _skip(self, step: int, state: Mapping[Any, Any], texts: dict[str, str], metrics: dict[str, float]) -> None:
         if not self._save_last:
             self._skipped = step
             return
-        looked_at = LookedAt(state, self._allow_pickle, self._session.optimizer_steps)
-        self._session.watch_optimizers(looked_at.has_torch)
-        self._skipped = Skipped(step, state, texts, metrics, looked_at)
+        fingerprint = StateFingerprint(state, self._allow_pickle, self._session.optimizer_steps)
+        self._session.watch_optimizers(fingerprint.has_torch)
+        self._skipped = SkippedStep(step, state, texts, metrics, fingerprint)
 
     def _finish(self) -> None:
         """At a clean end: the newest step, if ``every`` left it out."""
@@ -266,14 +213,14 @@ class Checkpointer:
                 why,
             )
 
-    def _save_skipped(self, skipped: Skipped) -> str | None:
+    def _save_skipped(self, skipped: SkippedStep) -> str | None:
         """Why not, if that cannot be done."""
         session = self._session
         if not session.may_save():
             return "close() was called in the midst of another save"
         try:
-            now = LookedAt(skipped.state, self._allow_pickle, session.optimizer_steps)
-            if (changed := skipped.looked_at.changed(now)) is not None:
+            now = StateFingerprint(skipped.state, self._allow_pickle, session.optimizer_steps)
+            if (changed := skipped.fingerprint.changed(now)) is not None:
                 return f"since then {changed}"
             session.forget_failures()  # on_error="raise": those of earlier steps come out of close()
             session.save(skipped.step, skipped.state, skipped.texts, metrics=skipped.metrics, never_skip=True)
@@ -301,9 +248,11 @@ class Checkpointer:
         ``exclude``: name patterns such as ``"model.*"``, each of which must match something. ``rename``: names of the
         checkpoint to names of the state, such as ``{"old.*": "new.*"}``. ``keep_hyperparameters``: True, or patterns
         such as ``"lr"`` or ``"optim.lr"``, for values of parameter groups that stay as they are. A damaged checkpoint
-        is reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given. ``rank_local``: which
-        of what belongs to single ranks is left as it is here if another number of ranks saved it. "random": random states;
-        "drop": all but weights and optimizer state; a list of names: those too; "error": nothing. The rest is an error.
+        is reported and the one before it used, unless ``step`` or ``on_damage="raise"`` was given.
+
+        ``rank_local``: what belongs to single ranks is left as it is here if another number of ranks saved it. Which of
+        it: "random": random states; "drop": all but weights and optimizer state; a list of names: those too; "error":
+        nothing. The rest is an error.
         """
         session = self._session
         session.check_open()
@@ -317,29 +266,28 @@ class Checkpointer:
         self._restored = None
         self._skipped = None
         session.fence()
-        restore = _Restore(
+        restore = Restorer(
             session,
             self.path,
-            lambda contents: Placement(
+            lambda contents: RestorePlan(
                 state,
                 contents,
                 strict=strict,
                 cast=cast,
                 selected=Pattern(*patterns[:2]),
                 allow_pickle=self._allow_pickle,
-                seat=session.seat,
+                rank_info=session.rank_info,
                 rank_local=left_alone,
                 rename=renaming,
                 hyperparameters=Hyperparameters(patterns[2]),
             ),
         )
         try:
-            found = restore.run(wanted, fallback=self._fallback and wanted is None)
+            found = restore.run(wanted)
             self._restored, self._random = restore.report, restore.random
             return found
         except BaseException as error:
-            if restore.touched and _UNDEFINED not in str(error):  # the engine says it of its own errors
-                error.add_note(f"slackwater: {_UNDEFINED}")
+            restore.say_undefined(error)
             raise
 
     @property
@@ -349,11 +297,11 @@ class Checkpointer:
 
     @contextlib.contextmanager
     def resume(self, state: MutableMapping[Any, Any], step: int | None = None, **options: Any) -> Iterator[int]:
-        """``with ckpt.resume(state) as start:`` is ``restore``, and sets the random states once more on leaving the block.
+        """``with ckpt.resume(state) as start:`` is ``restore``, and sets the random states again when the block ends.
 
         For whatever a run does only when it starts again, and draws random numbers for: begin an epoch of a DataLoader
-        without state, and skip the batches that were seen. ``start`` is the step, 0 if there is nothing to restore; then
-        nothing is set. ``options`` are those of ``restore``.
+        without state, and skip the batches that were seen. ``start`` is the step, 0 if there is nothing to restore;
+        then nothing is set. ``options`` are those of ``restore``.
         """
         found = self.restore(state, step, **options)
         random = self._random
@@ -383,7 +331,8 @@ class Checkpointer:
     def close(self, timeout: float | None = None) -> None:
         """Wait until everything in flight is committed, then stop. Raises if the newest step was not committed.
 
-        Earlier steps that failed are in the log and in ``failures``. What ``save`` returned a snapshot for is committed, or named in the error: after ``timeout`` seconds it is given up.
+        Earlier steps that failed are in the log and in ``failures``. What ``save`` returned a snapshot for is
+        committed, or named in the error: after ``timeout`` seconds it is given up.
         A ``save`` that comes too late raises ClosedError. A second call waits for the first, and has nothing to report.
         """
         try:

@@ -1,7 +1,7 @@
 """The exceptions of Slackwater. ``slackwater.Error`` catches them all; most are also the built-in one they resemble.
 
-``str(error)`` is one sentence: what was done, what went wrong, what to do. ``path``, ``errno`` and ``retryable`` are
-there for programs.
+``str(error)`` is one sentence: what was done, what went wrong, what to do. ``path``, ``tensor``, ``errno`` and
+``retryable`` are there for programs.
 """
 
 from __future__ import annotations
@@ -37,23 +37,27 @@ class Error(Exception):
     path: str
     errno: Any  # int; 0 if no system call failed
     retryable: bool
+    tensor: str  # name of the tensor it is about; empty if it is about none
 
-    def __init__(self, message: str, *, path: str = "", errno: int = 0, retryable: bool = False) -> None:
+    def __init__(
+        self, message: str, *, path: str = "", errno: int = 0, retryable: bool = False, tensor: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.path = path
         self.errno = errno
         self.retryable = retryable
+        self.tensor = tensor
 
     def __str__(self) -> str:
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.path, self.errno, self.retryable)
+        return _rebuild, (type(self), self.message, self.path, self.errno, self.retryable, self.tensor)
 
 
-def _rebuild(kind: type[Error], message: str, path: str, errno: int, retryable: bool) -> Error:
-    return kind(message, path=path, errno=errno, retryable=retryable)
+def _rebuild(kind: type[Error], message: str, path: str, errno: int, retryable: bool, tensor: str = "") -> Error:
+    return kind(message, path=path, errno=errno, retryable=retryable, tensor=tensor)
 
 
 class UsageError(Error, ValueError):

@@ -1,8 +1,9 @@
 """The last step of a run that ends well, if ``every`` skipped it (``save_last=True``).
 
 The state can be saved at the end, under the number of the last ``save()``, if it has not changed since. Whether it has
-must be certain: a step with weights, a loader or random numbers of later would be resumed wrongly, and in silence. So each skipped ``save()`` looks at the state as a real one would, but copies nothing
-large, and the end looks again. What cannot be compared counts as changed.
+must be certain: a step with weights, a loader or random numbers of later would be resumed wrongly, and in silence.
+So each skipped ``save()`` walks the state as a real one would, but copies nothing large, and the end walks it again.
+What cannot be compared counts as changed.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import codec
-from .adapters import arrays
-from .memory import HOST
-from .sharding import Seat
-from .tree import Flattener, torch_adapter
+from .integrations import arrays, torch_adapter
+from .ranks.sharding import RankInfo
+from .state import codec
+from .state.memory import HOST
+from .state.tree import Flattener
 
 _COMPARED_BYTES = 1 << 20  # of one tensor that is not the same object as before; and of an array
 
 
-class LookedAt:
+class StateFingerprint:
     """A state as it was at one moment. Holds its tensors, so that no other can come to lie where they are."""
 
     def __init__(self, state: Any, allow_pickle: bool, optimizer_steps: int) -> None:
-        flat = Flattener(allow_pickle, None, Seat())
+        flat = Flattener(allow_pickle, None, RankInfo())
         self._tree = codec.dump_tree(flat.flatten(state))
         self._optimizer_steps = optimizer_steps
         self._thread = threading.get_ident()
@@ -35,7 +36,7 @@ class LookedAt:
         self._array_names = flat.array_names
         self._arrays = [_bytes_of(memory.owner, memory) for memory in flat.array_memories]
 
-    def changed(self, now: LookedAt) -> str | None:
+    def changed(self, now: StateFingerprint) -> str | None:
         """What is not certainly the same any more, in words; None if all is."""
         if self._thread != now._thread:
             return "another thread has taken over, and may not look at the state"
@@ -54,14 +55,14 @@ class LookedAt:
         return None
 
 
-class Skipped(NamedTuple):
+class SkippedStep(NamedTuple):
     """A step that ``every`` left out."""
 
     step: int
     state: Mapping[Any, Any]
     texts: dict[str, str]
     metrics: dict[str, float]
-    looked_at: LookedAt
+    fingerprint: StateFingerprint
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from .sharding import Seat
+    from .ranks.sharding import RankInfo
 
 logger = logging.getLogger("slackwater")
 
@@ -33,7 +33,7 @@ class Closable(Protocol):
     def take_over(self, by: str) -> None: ...
 
     @property
-    def seat(self) -> Seat: ...
+    def rank_info(self) -> RankInfo: ...
 
     def close_quietly(self, timeout: float | None) -> None: ...
 
@@ -52,7 +52,7 @@ def forget(session: Closable) -> None:
 def find(path: str, rank: int) -> Closable | None:
     """The session of this process that has this directory open, as this rank."""
     for session in list(_open):
-        if session.seat.rank == rank and _same_directory(session.path, path):
+        if session.rank_info.rank == rank and _same_directory(session.path, path):
             return session
     return None
 
@@ -66,9 +66,9 @@ def _same_directory(one: str, other: str) -> bool:
 
 def caller() -> str:
     """Where the program called this package, for messages: 'train.py, line 12'."""
-    package = os.path.dirname(__file__)
+    package = os.path.dirname(__file__) + os.sep
     frame = sys._getframe(1)
-    while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) == package:
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from .errors import UsageError
-from .names import an
+from .state.names import an
 
 Value = str | int | float | bool
 
@@ -71,7 +71,7 @@ def decode(texts: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, 
 
 
 def _number(name: str, value: Any) -> tuple[str, float]:
-    if isinstance(value, bool) or type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+    if isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")):
         return ("true" if value else "false"), float(bool(value))
     if isinstance(value, numbers.Integral):
         whole = int(value)

@@ -10,14 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _core, decoder, metadata, names, nodes
-from .adapters import arrays
+from . import _core, metadata
 from .errors import ClosedError, NotFoundError, UnsupportedError, UsageError
-from .memory import HOST, Memory
-from .placement import Placement
-from .report import size_text
-from .tree import torch_adapter
-
+from .integrations import arrays, torch_adapter
+from .restore.report import size_text
+from .state import decoder, names, nodes
+from .state.memory import HOST, Memory
 
 logger = logging.getLogger("slackwater")
 
@@ -185,37 +183,3 @@ def load(
             time.perf_counter() - start,
         )
         return state
-
-
-_COPY_BYTES = 64 << 20  # read aside at once; a single larger tensor is read alone
-
-
-def read_copies(path: str, step: int, placement: Placement) -> None:
-    """Fill the targets of a restore that cannot be written directly (another dtype), a few at a time."""
-    if not placement.copies:
-        return
-    with Reader(path, step) as reader:
-        batch: dict[str, Any] = {}
-        targets: list[tuple[str, Any]] = []
-        pending = 0
-        for name, target in placement.copies:
-            size = reader.info(name).size_bytes
-            if batch and pending + size > _COPY_BYTES:
-                _copy_batch(reader, batch, targets)
-                pending = 0
-            batch.setdefault(name, reader._empty(name, arrays.is_array(target)))
-            targets.append((name, target))
-            pending += size
-        _copy_batch(reader, batch, targets)
-
-
-def _copy_batch(reader: Reader, batch: dict[str, Any], targets: list[tuple[str, Any]]) -> None:
-    reader._read(batch)
-    torch = torch_adapter()
-    for name, target in targets:
-        if arrays.is_array(target):
-            arrays.copy_into(target, batch[name])
-        else:
-            torch.copy_into(target, batch[name])
-    batch.clear()
-    targets.clear()

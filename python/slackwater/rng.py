@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from .errors import UsageError
-from .names import an
+from .state.names import an
 
 logger = logging.getLogger("slackwater")
 

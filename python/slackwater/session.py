@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,19 +17,19 @@ from typing import Any, NamedTuple
 
 from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
-from .fence_hooks import FencedMethods, register_step_hook
-from .ranks import StoreThread
-from .sharding import Seat
+from .integrations.fence_hooks import FencedMethods, register_step_hook
+from .integrations.streams import producers, stream_pairs
+from .keeper import Keeper
+from .ranks.sharding import RankInfo
+from .ranks.transport import StoreThread
 from .snapshot import Level, Snapshot
-from .streams import producers, stream_pairs
-from .tree import Capturer
-from .watch import Watch
+from .state.capture import Capturer
+from .watch import SaveWatch
 
 logger = logging.getLogger("slackwater")
 
 _FAILURES_KEPT = 1_000
 _TIDY_SECONDS = 1.0
-_JOIN_SECONDS = 10.0
 
 
 class Failure(NamedTuple):
@@ -63,7 +64,7 @@ class Session:
             self._store.start()
         self.methods = FencedMethods()
         self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
-        self._watch = Watch()
+        self._watch = SaveWatch()
         self._raise_errors = raise_errors
         self._arriving: Snapshot | None = None  # the engine is taking it; of the saving thread, others only look
         self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
@@ -73,16 +74,15 @@ class Session:
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
         self._closing = threading.RLock()  # held by close(); a handler may call it again, on the same thread
-        self._stopping = False
-        self._keeper: threading.Thread | None = None
-        self._starting_keeper = threading.RLock()
-        self._warned_of_keeper = False
+        self._keeper = Keeper(self.mailbox, self._keep)
         lifecycle.register(self)
+        # Now, not at the first save: a graph that captures a step before that must be known.
+        self.watch_optimizers(sys.modules.get("torch") is not None)
         self.drain_log()
 
     @property
-    def seat(self) -> Seat:
-        return self._capturer.seat
+    def rank_info(self) -> RankInfo:
+        return self._capturer.rank_info
 
     # Saving
 
@@ -100,7 +100,7 @@ class Session:
         self.check_open()
         self._join_in_flight(self._arriving)  # one whose save() was interrupted
         self._forget_finished()
-        if self._keeper is None:
+        if not self._keeper.started:
             self.fence()  # no one else settles what is in flight, and the engine may wait for it
         start = time.perf_counter()
         named = None if after is None else stream_pairs(after)
@@ -109,7 +109,7 @@ class Session:
         self.watch_optimizers(capture.has_torch)
         self.methods.wrap_mode_switches(self, capture.optimizers)
         streams = producers(capture.devices, capture.lent) if named is None else named
-        snapshot = Snapshot([], capture, self.ownership, self._capturer.torn.learn, flatten_seconds)
+        snapshot = Snapshot([], capture, self.ownership, flatten_seconds)
         arrived, self._arriving = snapshot._arrived, snapshot
         try:
             self.engine.save(
@@ -124,6 +124,7 @@ class Session:
                 metrics or {},
                 pin,
                 never_skip,
+                capture.values,
                 capture.replicated,
             )
         finally:  # Ctrl-C, too: what the engine has taken is settled like any other
@@ -136,6 +137,15 @@ class Session:
         self.drain_log()
         self._watch.look(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
+
+    def prepare(self, state: Any, *, wait: bool) -> None:
+        self.check_open()
+        # compute=False: nothing is packed on a device only to learn its size.
+        capture = self._capturer.capture(state, compute=False)
+        self.engine.prepare(capture.structure, capture.addresses, capture.tree)
+        if wait:
+            self.engine.wait_prepared()
+        self.drain_log()
 
     def watch_optimizers(self, has_torch: bool) -> None:
         """Fence before their steps, and count these."""
@@ -150,8 +160,8 @@ class Session:
         """What the engine has just taken joins the others.
 
         Called by save(), and by close(), which a signal handler may call before save() comes to it. It may be
-        interrupted at any point and begun again, and run on two threads at once. One that the engine is still taking, on
-        another thread, is left to save().
+        interrupted at any point and begun again, and run on two threads at once. One that the engine is still taking,
+        on another thread, is left to save().
         """
         if snapshot is None or not snapshot._arrived:
             return
@@ -159,7 +169,7 @@ class Session:
             self._in_flight.append(snapshot)
         self._newest = snapshot
         self._unsettled[snapshot] = None
-        self._wake_keeper()
+        self._keeper.wake()
 
     def _forget_finished(self) -> None:
         failed = None
@@ -168,7 +178,6 @@ class Session:
             if not snapshot._finished:
                 remaining.append(snapshot)
                 continue
-            self._capturer.torn.learn(snapshot._core.torn_tensors())  # found by the engine or by us: both know them now
             if (error := snapshot.error) is not None:
                 self._failures = [*self._failures, Failure(snapshot.step, error)][-_FAILURES_KEPT:]
                 failed = failed or error
@@ -238,10 +247,10 @@ class Session:
         """The first call does it; others that come meanwhile end with it, and have nothing to report."""
         if self.ownership.disowned:
             return
-        if threading.current_thread() is self._keeper:
+        if self._keeper.is_this_thread():
             if not self._closing.acquire(blocking=False):
                 return  # whoever closes waits for this thread
-        elif not self._closing.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)):
+        elif not self._closing.acquire(timeout=_lock_timeout(timeout)):
             raise TimeoutError("another thread is closing this checkpointer, and has not ended yet")
         try:
             if not self.closed:
@@ -273,7 +282,7 @@ class Session:
         except TimeoutError:
             raise
         except Error as error:
-            # A run whose newest step is safe has ended well, whatever became of earlier ones: they are in the log already.
+            # A run whose newest step is safe has ended well, whatever became of earlier ones: they are in the log.
             newest = self._newest
             if newest is None or newest._core.progress().level != "committed":
                 raise
@@ -283,10 +292,7 @@ class Session:
         finally:
             if self._store is not None:
                 self._store.close()
-            self._stopping = True
-            self.mailbox.poke()
-            if self._keeper is not None and self._keeper is not threading.current_thread():
-                self._keeper.join(_JOIN_SECONDS)  # it hangs only with the storage; the process may end without it
+            self._keeper.stop()
             self.drain_log()
 
     def _remove_step_hook(self) -> None:
@@ -321,36 +327,9 @@ class Session:
 
     # The keeper thread
 
-    def _wake_keeper(self) -> None:
-        with self._starting_keeper:
-            if self._keeper is None:
-                self._start_keeper()
-        self.mailbox.poke()
-
-    def _start_keeper(self) -> None:
-        keeper = threading.Thread(target=self._keep, name="slackwater-keeper", daemon=True)
-        try:
-            keeper.start()
-        except RuntimeError as error:  # the process may have no more threads; the next save tries again
-            if not self._warned_of_keeper:
-                logger.warning(
-                    "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
-                    "save or close only",
-                    error,
-                )
-            self._warned_of_keeper = True
-            return
-        self._keeper = keeper
-
     def _keep(self) -> None:
-        while not self._stopping:
-            self.mailbox.wait()
-            try:
-                self.settle_all()
-                self.drain_log()
-            except Exception:
-                logger.exception("the keeper thread met an error; it goes on")
-        self.mailbox.poke()  # a signal handler may have had a second one started
+        self.settle_all()
+        self.drain_log()
 
     def drain_log(self) -> None:
         """The engine's log lines go to Python's logging; objects it no longer reads are dropped, on a Python thread."""
@@ -362,3 +341,8 @@ class Session:
                     logger.log(level, "%s", line)
         finally:
             self._draining.release()
+
+
+def _lock_timeout(seconds: float | None) -> float:
+    """As ``Lock.acquire`` takes it."""
+    return -1 if seconds is None else min(max(0.0, seconds), threading.TIMEOUT_MAX)

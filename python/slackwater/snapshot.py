@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from . import _core
 from .errors import ClosedError, Error
+from .integrations import torch_adapter
+from .integrations.streams import Pair, current_streams, stream_pairs
 from .lifecycle import Ownership
-from .streams import Pair, current_streams, stream_pairs
-from .tree import Capture, torch_adapter
+from .state.capture import Capture
 
 Level = Literal["fenced", "staged", "durable", "committed"]
 
@@ -56,7 +57,6 @@ class Snapshot:
         arrived: list[_core.Snapshot],
         capture: Capture,
         ownership: Ownership,
-        on_torn: Callable[[list[str]], None],
         flatten_seconds: float,
     ) -> None:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
@@ -64,7 +64,6 @@ class Snapshot:
         self._devices = capture.devices
         self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
-        self._on_torn = on_torn
         self._save_seconds = 0.0
         self._flatten_seconds = flatten_seconds
         self._state_dict_seconds = capture.user_seconds
@@ -162,24 +161,37 @@ class Snapshot:
             capture = self._capture
             if capture is None:
                 return
-            torn = self._changed(capture)
+            torn, freed = self._changed(capture)
             if self._capture is None:  # settled meanwhile, by this very thread
                 return
-            if torn:
-                self._on_torn(torn)
-            self._core.seal(torn)
+            self._core.seal(torn, freed)
             self._capture = None
 
-    @staticmethod
-    def _changed(capture: Capture) -> list[str]:
-        if not capture.lazy:
-            return []
-        now = torch_adapter().versions(capture.lazy)
-        if now == capture.versions:
-            return []
-        return [
-            name for name, before, after in zip(capture.names, capture.versions, now, strict=True) if before != after
-        ]
+    def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
+        """Tensors that were written to, and tensors whose memory went away.
+
+        The held tensors share their storage with the caller's. storage.resize_() always allocates anew, so that the
+        address tells. Memory that was freed and came back to the same address cannot be told.
+        """
+        if not capture.watched:
+            return [], []
+        torch = torch_adapter()
+        versions, addresses = torch.versions(capture.watched), torch.held_addresses(capture.watched)
+        before = capture.addresses[: len(addresses)]
+        if versions == capture.versions and addresses == before:
+            return [], []
+        late = self._late(capture)
+        freed = [capture.names[index] for index in late if addresses[index] != before[index]]
+        torn = [capture.names[index] for index in late if versions[index] != capture.versions[index]]
+        return torn, freed
+
+    def _late(self, capture: Capture) -> list[int]:
+        """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.
+
+        The capture itself stays as it is: this may run on two threads at once, or again in a signal handler.
+        """
+        early = set(self._core.at_once_tensors())
+        return [index for index in range(len(capture.names)) if index not in early]
 
     def _check_owner(self) -> None:
         if self._ownership.disowned:

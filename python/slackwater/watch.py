@@ -33,7 +33,7 @@ _PROGRESS = (
 )
 
 
-class Watch:
+class SaveWatch:
     """Of one checkpointer; of its saving thread."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-// XXH3 digests, the only checksums of the project. Pure functions; any thread.
+// XXH3 digests, the only checksums in the project. Pure functions; call them from any thread.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace slackwater {
 
-inline constexpr std::uint64_t kBlockBytes = 1u << 20;  // one checksum a block of file bytes, whatever the slab
+inline constexpr std::uint64_t kBlockBytes = 1u << 20;  // file bytes per checksum, whatever the slab size
 
 struct Digest128 {
   std::uint64_t high = 0;

@@ -1,5 +1,5 @@
-// Compiled with -mavx2 (CMakeLists.txt); called only after a check of the processor. AVX-512 is left out: AVX2 already
-// hashes faster than memory delivers.
+// Compiled with -mavx2 (CMakeLists.txt), so it may run only after a check of the processor. There is no AVX-512
+// version: AVX2 already hashes faster than memory delivers.
 #if defined(__x86_64__)
 
 #define XXH_INLINE_ALL

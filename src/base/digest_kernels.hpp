@@ -1,5 +1,6 @@
-// The XXH3 loops behind digest.hpp, one translation unit an instruction set. Plain C types only: a standard inline function
-// instantiated in the AVX2 unit could be the copy the linker keeps for all, and then fault on older machines.
+// The XXH3 loops behind digest.hpp, one translation unit per instruction set. Pure functions; any thread.
+// Plain C types only. The linker keeps one copy of a standard inline function for the whole program. If it kept the one
+// from the AVX2 unit, the program would fault on older machines.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@ struct Wide {
 std::uint64_t xxh3_64_portable(const void* bytes, std::size_t size);
 Wide xxh3_128_portable(const void* bytes, std::size_t size);
 
-// Only on x86-64, and only where the processor has AVX2.
+// Only on x86-64, and only if the processor has AVX2.
 std::uint64_t xxh3_64_avx2(const void* bytes, std::size_t size);
 Wide xxh3_128_avx2(const void* bytes, std::size_t size);
 

@@ -1,4 +1,4 @@
-// SSE2 on x86-64, NEON on aarch64, scalar elsewhere: what the compiler may assume of every machine of the target.
+// Uses what every machine of the target has: SSE2 on x86-64, NEON on aarch64, scalar code elsewhere.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

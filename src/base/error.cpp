@@ -9,14 +9,14 @@ namespace {
 ErrorKind kind_of(int sys_errno) {
   switch (sys_errno) {
     case ENOSPC:
-    case EDQUOT: return ErrorKind::kNoSpace;  // not EFBIG: no deleted file makes room under a limit on the size of one
+    case EDQUOT: return ErrorKind::kNoSpace;  // not EFBIG: deleting files does not raise a limit on file size
     case EACCES:
     case EPERM:
     case EROFS: return ErrorKind::kPermission;
     case ENOENT:
     case ENOTDIR: return ErrorKind::kNotFound;
     case EEXIST: return ErrorKind::kAlreadyExists;
-    case EBADMSG:  // the file system's own checksum did not hold
+    case EBADMSG:  // the file system's own checksum did not match
     case EUCLEAN:  // the file system's structure is damaged
       return ErrorKind::kCorrupt;
     case ETIMEDOUT: return ErrorKind::kTimeout;
@@ -75,7 +75,16 @@ std::string Error::to_string() const {
 }
 
 Error error_from_errno(int sys_errno, std::string doing, std::string path) {
-  return Error{kind_of(sys_errno), std::move(doing), std::move(path), sys_errno, is_retryable(sys_errno)};
+  return Error{.kind = kind_of(sys_errno),
+               .message = std::move(doing),
+               .path = std::move(path),
+               .sys_errno = sys_errno,
+               .retryable = is_retryable(sys_errno)};
+}
+
+Status status_from_errno(int answer, const char* doing, const std::string& path) {
+  if (answer == 0) return {};
+  return fail(error_from_errno(errno, doing, path));
 }
 
 }  // namespace slackwater

@@ -1,4 +1,4 @@
-// Errors made from errno.
+// Turns errno into an Error. Pure functions; any thread.
 #pragma once
 
 #include <string>
@@ -7,8 +7,11 @@
 
 namespace slackwater {
 
-// Kind and retryable follow from errno (ENOSPC, EDQUOT -> kNoSpace; EACCES, EPERM, EROFS -> kPermission; ENOENT ->
-// kNotFound; EEXIST -> kAlreadyExists; EAGAIN, EINTR, EBUSY, ENOMEM ... retryable). `doing` reads "cannot create the file".
+// errno decides kind and retryable: ENOSPC is kNoSpace, EACCES is kPermission, EAGAIN and ENOMEM can be retried, and so
+// on. `doing` says what failed: "cannot create the file".
 [[nodiscard]] Error error_from_errno(int sys_errno, std::string doing, std::string path = {});
+
+// The result of a system call that returns 0 on success and sets errno otherwise.
+[[nodiscard]] Status status_from_errno(int answer, const char* doing, const std::string& path);
 
 }  // namespace slackwater

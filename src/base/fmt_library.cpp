@@ -1,5 +1,5 @@
-// The parts of fmt that are not templates, compiled once: its header-only form would compile them again in every file, and the
-// shared library of the distribution would be one more thing a wheel depends on.
+// The parts of fmt that are not templates, compiled once. The header-only form would compile them again in every file.
+// The distribution's shared library would be one more dependency of the wheel.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

@@ -13,7 +13,7 @@ struct ForkRegistry {
   std::mutex mutex;
   std::vector<ForkGuard*> guards;  // guarded by mutex
 
-  // Never destroyed: a fork or a guard may come after the static destructors.
+  // Never destroyed, because forks and guards may come after the static destructors.
   static ForkRegistry& get() {
     static ForkRegistry* const registry = [] {
       auto* made = new ForkRegistry;
@@ -23,8 +23,8 @@ struct ForkRegistry {
     return *registry;
   }
 
-  // The mutex is held over the fork by the thread that forks, the only one the child has. So no guard is half registered
-  // in the child, and the child can destroy guards without waiting for a thread that does not exist there.
+  // The forking thread holds the mutex across the fork, and it is the only thread in the child. So the child sees no
+  // half-registered guard, and it can destroy guards without waiting for a thread that does not exist there.
   static void before_fork() { get().mutex.lock(); }
   static void in_parent() { get().mutex.unlock(); }
   static void in_child() {

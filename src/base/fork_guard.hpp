@@ -1,8 +1,8 @@
-// Runs a callback in every forked child (pthread_atfork), as long as the guard lives. Needed because threads and
-// locks do not survive a fork: the child has to disown what the parent runs. The registry behind it is the one process-wide
-// state of the project; pthread_atfork leaves no other way.
-// Thread rule: construct and destroy on any thread. The callback runs in the child, where only async-signal-safe
-// work is allowed: set an atomic, close a descriptor; never lock, never allocate.
+// ForkGuard: runs a callback in every forked child while the guard lives. Threads and locks do not survive a fork, so
+// the child must disown what the parent runs. The registry behind the guards is the only process-wide state in the
+// project, because pthread_atfork cannot be undone.
+// Owner: the object that its callback disowns. Thread rule: construct and destroy it on any thread. The callback runs
+// in the child and may do only async-signal-safe work: set an atomic, close a descriptor. It must not lock or allocate.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace slackwater {
 class ForkGuard {
  public:
   explicit ForkGuard(std::function<void()> in_child);
-  ~ForkGuard();  // safe in the child too
+  ~ForkGuard();  // also safe in the child
   ForkGuard(const ForkGuard&) = delete;
   ForkGuard& operator=(const ForkGuard&) = delete;
 

@@ -15,8 +15,8 @@ constexpr std::string_view kTailStart = ",\"digest\":\"";
 constexpr std::string_view kTailEnd = "\"}\n";
 constexpr std::size_t kTailBytes = kTailStart.size() + 32 + kTailEnd.size();
 
-// Builds the value event by event. Needed because the library's own builder keeps the last of duplicate keys and
-// follows any depth. Every event answers whether to go on.
+// Builds the value from parser events. The library's own builder keeps the last of duplicate keys and accepts any
+// depth. Every event returns whether parsing goes on.
 class Builder {
  public:
   explicit Builder(int max_depth) : max_depth_(max_depth) {}
@@ -45,10 +45,10 @@ class Builder {
   }
 
   [[nodiscard]] Json take() { return std::move(root_); }
-  [[nodiscard]] const std::string& trouble() const { return trouble_; }
+  [[nodiscard]] const std::string& problem() const { return problem_; }
 
  private:
-  // Where a value goes: after a key, at the end of the open array, or at the root.
+  // Puts a value after its key, at the end of the open array, or at the root.
   Json* place(Json value) {
     ++values_;
     if (open_.empty()) {
@@ -64,35 +64,37 @@ class Builder {
     return &array.back();
   }
 
-  bool add(Json value) { return few() && place(std::move(value)) != nullptr; }
+  bool add(Json value) { return below_limit() && place(std::move(value)) != nullptr; }
 
   bool open(Json container) {
     if (std::cmp_greater_equal(open_.size(), max_depth_)) {
       return refuse(fmt::format("is nested deeper than {} levels", max_depth_));
     }
-    if (!few()) return false;
+    if (!below_limit()) return false;
     open_.push_back(place(std::move(container)));
     return true;
   }
 
-  bool few() { return values_ < kMaxJsonValues || refuse(fmt::format("holds more than {} values", kMaxJsonValues)); }
+  bool below_limit() {
+    return values_ < kMaxJsonValues || refuse(fmt::format("holds more than {} values", kMaxJsonValues));
+  }
 
   bool close() {
     open_.pop_back();
     return true;
   }
 
-  bool refuse(std::string trouble) {
-    if (trouble_.empty()) trouble_ = std::move(trouble);
+  bool refuse(std::string problem) {
+    if (problem_.empty()) problem_ = std::move(problem);
     return false;
   }
 
   const int max_depth_;
   std::size_t values_ = 0;
   Json root_;
-  std::vector<Json*> open_;  // containers being filled, outermost first; none moves while one inside it is open
-  Json* member_ = nullptr;   // of the innermost object, waiting for its value
-  std::string trouble_;
+  std::vector<Json*> open_;  // containers being filled, outermost first; none moves while an inner one is open
+  Json* member_ = nullptr;   // in the innermost object; waits for its value
+  std::string problem_;
 };
 
 std::unexpected<Error> corrupt(std::string what, const std::string& path) {
@@ -112,12 +114,12 @@ const Json* find(const Json& object, const char* key) {
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const std::string& path, int max_depth) {
-  // The library takes a NUL for the end of the text and would not look at what follows.
+  // The library takes a NUL as the end of the text and would ignore what follows.
   if (text.find('\0') != std::string_view::npos)
     return corrupt("the text is not valid JSON: it holds a NUL byte", path);
   Builder builder(max_depth);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
-    return corrupt(fmt::format("the text {}", builder.trouble()), path);
+    return corrupt(fmt::format("the text {}", builder.problem()), path);
   }
   return builder.take();
 }
@@ -149,7 +151,7 @@ Result<const Json*> json_object(const Json& object, const char* key, const std::
 }
 
 std::string seal_json(const Json& object) {
-  // Text that is not UTF-8 (a strange host name) becomes U+FFFD: no reason to fail a checkpoint.
+  // Text that is not UTF-8, such as a strange host name, becomes U+FFFD. It is no reason to fail a checkpoint.
   std::string text = object.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();  // the closing brace
   return seal_json_text(std::move(text));
@@ -169,8 +171,8 @@ Result<std::string_view> open_sealed_text(std::string_view text, const std::stri
   if (!tail.starts_with(kTailStart)) {
     return corrupt("the file is damaged or was not written by Slackwater: its closing digest is missing", path);
   }
-  const auto promised = digest128_from_hex(tail.substr(kTailStart.size(), 32));
-  if (!promised || *promised != digest128(body)) {
+  const auto expected = digest128_from_hex(tail.substr(kTailStart.size(), 32));
+  if (!expected || *expected != digest128(body)) {
     return corrupt("the file is damaged: its bytes do not match the digest it closes with", path);
   }
   return body;

@@ -1,4 +1,5 @@
-// KeyTable: keys and their values in memory, the inside of every KeyValueStore that lives in this process. Thread-safe.
+// KeyTable: keys and values in memory, for a KeyValueStore that lives in this process.
+// Owner: that store. Thread rule: thread-safe.
 #pragma once
 
 #include <map>

@@ -7,7 +7,7 @@
 namespace slackwater {
 namespace {
 
-// One write, so that lines of several ranks and threads do not mix. What stderr refuses has nowhere else to go.
+// One write, so that lines of several ranks and threads do not mix. If stderr refuses it, the message is lost.
 void write_to_stderr(std::string_view message) {
   const std::string line = fmt::format("slackwater: {}\n", message);
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -25,7 +25,7 @@ void Log::write(LogLevel level, std::string_view message) const noexcept {
       write_to_stderr(message);
     }
   } catch (const std::exception&) {
-    // A sink that throws breaks its contract; a lost message must not end the trainer.
+    // A sink that throws breaks its contract, but a lost message must not end the trainer.
   } catch (...) {
   }
 }

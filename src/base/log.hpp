@@ -1,5 +1,6 @@
-// Log: formats and hands to the sink of the Options; without a sink, warnings and errors go to stderr as "slackwater: ...".
-// Thread-safe. Never throws, never blocks on more than the sink.
+// Log: formats messages and passes them to Options::log. Without a sink, warnings and errors go to stderr as
+// "slackwater: ...".
+// Owner: the engine. Thread rule: thread-safe. It never throws, and it blocks only if the sink does.
 #pragma once
 
 #include <string_view>

@@ -6,8 +6,8 @@
 namespace slackwater {
 namespace {
 
-// A new thread inherits the mask of its creator: block here, restore afterwards. Faults stay unblocked: a fault while its
-// signal is blocked kills the process without the trainer's crash handler.
+// A new thread inherits its creator's signal mask, so signals are blocked before the start and restored afterwards.
+// Fault signals stay unblocked. A fault whose signal is blocked kills the process without the trainer's crash handler.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -1,4 +1,5 @@
-// Named threads that are always joined. Blocks all signals in the new thread, so that the trainer's handlers run on its own threads.
+// Starts named threads, which are always joined. They block all signals but faults, so that the trainer's handlers run
+// on the trainer's own threads.
 #pragma once
 
 #include <functional>
@@ -8,8 +9,8 @@
 
 namespace slackwater {
 
-// `name` has at most 15 characters ("sw-copy-0"); it shows in top -H and in debuggers. As std::jthread, it throws
-// std::system_error when the process may have no more threads; who starts threads turns that into an Error.
+// `name` has at most 15 characters ("sw-copy-0") and shows in top -H and in debuggers. Like std::jthread, this throws
+// std::system_error if the process may not have more threads. The caller turns that into an Error.
 [[nodiscard]] std::jthread start_thread(std::string name, std::function<void(std::stop_token)> body);
 
 }  // namespace slackwater

@@ -1,4 +1,5 @@
-// UniqueFd: owns one file descriptor. Move-only; not thread-safe. The destructor loses errors of close(2): writers call close().
+// UniqueFd: owns one file descriptor. Move-only; not thread-safe. The destructor ignores errors of close(2), so writers
+// must call close().
 #pragma once
 
 #include <unistd.h>
@@ -25,8 +26,8 @@ class UniqueFd {
   [[nodiscard]] int get() const { return descriptor_; }
   [[nodiscard]] explicit operator bool() const { return descriptor_ >= 0; }
 
-  // 0, or the errno of close(2). The descriptor is gone either way: Linux frees it before it reports EINTR or EIO, and
-  // trying again could close somebody else's.
+  // Returns 0 or the errno of close(2). The descriptor is gone either way. Linux frees it before it reports EINTR or
+  // EIO, so a second try could close somebody else's descriptor.
   [[nodiscard]] int close() {
     const int descriptor = std::exchange(descriptor_, -1);
     if (descriptor < 0 || ::close(descriptor) == 0) return 0;

@@ -1,5 +1,6 @@
 #include "base/units.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <charconv>
@@ -40,10 +41,8 @@ std::string_view trim(std::string_view text) {
 const Unit* find_unit(std::string_view name) {
   std::string lower(name);
   for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  for (const Unit& unit : kUnits) {
-    if (unit.name == lower) return &unit;
-  }
-  return nullptr;
+  const auto unit = std::ranges::find(kUnits, lower, &Unit::name);
+  return unit == kUnits.end() ? nullptr : &*unit;
 }
 
 std::size_t count_digits(std::string_view text) {
@@ -56,7 +55,7 @@ std::unexpected<Error> not_a_size(std::string_view text) {
               fmt::format("'{}' is not a size in bytes; write a number such as 4096, 512MiB or 1.5GB", text));
 }
 
-// Three significant digits, without zeros that say nothing: 1.5, 2.04, 12.3, 123.
+// Three significant digits without trailing zeros: 1.5, 2.04, 12.3, 123.
 std::string three_digits(double value) {
   const int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
   std::string text = fmt::format("{:.{}f}", value, decimals);

@@ -1,4 +1,4 @@
-// Sizes and durations as people write and read them. Pure functions.
+// Sizes and durations as people write and read them. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace slackwater {
 
-// "512MiB", "1.5 GiB", "64kB", "4096" -> bytes. kInvalidArgument names the text.
+// "512MiB", "1.5 GiB", "64kB", "4096" -> bytes. kInvalidArgument quotes the text.
 [[nodiscard]] Result<std::uint64_t> parse_bytes(std::string_view text);
 // 1536 -> "1.5 KiB", 4096 -> "4 KiB".
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);

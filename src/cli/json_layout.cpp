@@ -10,10 +10,10 @@
 namespace slackwater::cli {
 namespace {
 
-constexpr std::size_t kInlineBytes = 88;  // a container that fits stays on its line
+constexpr std::size_t kInlineBytes = 88;  // a container that fits stays on one line
 constexpr std::size_t kIndent = 2;
-constexpr std::size_t kMaxIndentedDepth =
-    50;  // deeper lines stay there: a megabyte of brackets must not become terabytes of spaces
+// Deeper lines are not indented further: a megabyte of brackets must not become terabytes of spaces.
+constexpr std::size_t kMaxIndentedDepth = 50;
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 

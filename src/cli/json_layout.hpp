@@ -1,5 +1,6 @@
-// JSON text laid out for reading: short containers on one line, long ones indented. Works on the text, so that numbers of any length and
-// nesting of any depth come out as they are, and memory does not grow with the document. The text must be valid JSON.
+// Lays JSON out for reading: short containers on one line, long ones indented. It works on the text, so that numbers of
+// any length and nesting of any depth come out unchanged, and memory does not grow with the document. The text must be
+// valid JSON.
 #pragma once
 
 #include <functional>

@@ -6,8 +6,8 @@ namespace slackwater::cli {
 
 std::string_view state_name(VersionState state) {
   switch (state) {
-    case VersionState::kCounts: return "counts";
-    case VersionState::kSuperseded: return "superseded";
+    case VersionState::kLive: return "live";
+    case VersionState::kReplaced: return "replaced";
     case VersionState::kSetAside: return "set aside";
     case VersionState::kAborted: return "aborted";
     case VersionState::kUndecided: return "undecided";
@@ -26,6 +26,12 @@ OrderedJson version_json(const VersionInfo& version) {
           {"created_unix_ms", version.created_unix_ms},
           {"created", utc_time(version.created_unix_ms)},
           {"pinned", version.pinned}};
+}
+
+OrderedJson version_json(const CatalogEntry& entry) {
+  OrderedJson json = version_json(entry.info);
+  json["state"] = std::string(state_name(entry.state));
+  return json;
 }
 
 OrderedJson tensor_json(const TensorInfo& tensor, const Checkpoint& checkpoint) {

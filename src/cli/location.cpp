@@ -11,7 +11,7 @@
 
 #include "cli/json_output.hpp"
 #include "cli/text.hpp"
-#include "commit/names.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::cli {
 namespace {
@@ -47,7 +47,7 @@ std::string guess(const std::string& directory) {
     std::ranges::sort(children);
     return fmt::format("did you mean {}?", fmt::join(children, " or "));
   }
-  return "give the directory the trainer saves to; it holds a folder .slackwater after the first save";
+  return "name the directory the trainer saves to; after the first save it has a folder .slackwater";
 }
 
 }  // namespace
@@ -57,6 +57,11 @@ void print_error(const Error& error) {
   if (error.kind == ErrorKind::kPermission)
     print_problem("hint", error.sys_errno == EROFS ? "this file system is mounted read-only"
                                                    : "run this as a user who may, such as the trainer's");
+}
+
+void print_error(std::string_view message, std::string_view hint) {
+  print_problem("error", message);
+  print_problem("hint", hint);
 }
 
 Location parse_location(const std::string& text) {
@@ -74,12 +79,11 @@ std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory
   if (!catalog) {
     print_error(catalog.error());
     if (catalog.error().kind == ErrorKind::kNotFound)
-      print_problem("hint", "is the path right? Nothing of that name is here");
+      print_problem("hint", "check the path; there is nothing of that name");
     return std::nullopt;
   }
   if (catalog->entries.empty() && !is_slackwater_directory(directory)) {
-    print_problem("error", fmt::format("this is not a Slackwater directory: {}", directory));
-    print_problem("hint", guess(directory));
+    print_error(fmt::format("this is not a Slackwater directory: {}", directory), guess(directory));
     return std::nullopt;
   }
   for (const std::string& warning : catalog->warnings) print_problem("warning", warning);
@@ -91,15 +95,14 @@ std::optional<std::vector<std::uint64_t>> steps_named(const Location& location, 
   std::ranges::sort(steps);
   steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
   if (!steps.empty()) return steps;
-  print_problem("error", "no step is named");
-  print_problem("hint", fmt::format("slackwater ls {} shows which there are", location.directory));
+  print_error("no step is named", fmt::format("slackwater ls {} shows the steps there are", location.directory));
   return std::nullopt;
 }
 
 std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location& location) {
-  const std::vector<VersionInfo> counting = catalog.counting();
-  if (!location.step && !counting.empty()) return counting.back();
-  for (const VersionInfo& version : counting)
+  const std::vector<VersionInfo> live = catalog.live_versions();
+  if (!location.step && !live.empty()) return live.back();
+  for (const VersionInfo& version : live)
     if (version.step == location.step) return version;
 
   if (!location.step) {
@@ -114,20 +117,20 @@ std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location
     if (entry.error) {
       print_error(*entry.error);
     } else {
-      print_problem("note", fmt::format("{} does not count: it is {}{}", entry.info.directory, state_name(entry.state),
+      print_problem("note", fmt::format("{} is not live: it is {}{}", entry.info.directory, state_name(entry.state),
                                         entry.why.empty() ? "" : ": " + entry.why));
     }
   }
   constexpr std::size_t kNamed = 10;
   std::vector<std::uint64_t> steps;
-  for (auto version = counting.rbegin(); version != counting.rend() && steps.size() < kNamed; ++version)
+  for (auto version = live.rbegin(); version != live.rend() && steps.size() < kNamed; ++version)
     steps.push_back(version->step);
   if (steps.empty()) {
-    print_problem("hint", fmt::format("no step is committed here; slackwater ls --all {} shows what there is",
+    print_problem("hint", fmt::format("no step is committed here; slackwater ls --all {} shows what is there",
                                       location.directory));
   } else {
-    print_problem("hint", fmt::format("there {} {}{}", counting.size() == 1 ? "is only step" : "are steps",
-                                      fmt::join(steps, ", "), steps.size() < counting.size() ? ", ..." : ""));
+    print_problem("hint", fmt::format("there {} {}{}", live.size() == 1 ? "is only step" : "are steps",
+                                      fmt::join(steps, ", "), steps.size() < live.size() ? ", ..." : ""));
   }
   return std::nullopt;
 }

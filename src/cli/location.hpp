@@ -1,4 +1,5 @@
-// DIR[@STEP] as people type it, and what is found there. Errors are printed with a hint, so that verbs only return their code.
+// DIR[@STEP] as people type it, and what is found there. These functions print their errors, with a hint, so that a
+// verb only returns its exit code.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "commit/catalog.hpp"
 #include "os/file_system.hpp"
+#include "version/catalog.hpp"
 
 namespace slackwater::cli {
 
@@ -19,17 +20,19 @@ struct Location {
 // "runs/gpt@42" is step 42 of runs/gpt, unless a directory of that very name exists.
 [[nodiscard]] Location parse_location(const std::string& text);
 
-// nullopt after an error was printed: missing, unreadable, or not a directory of Slackwater. Warnings of the catalog are printed.
+// Prints the catalog's warnings. nullopt after an error: missing, unreadable, or not a directory of Slackwater.
 [[nodiscard]] std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory);
 
-// The version that counts for the step, or the newest. nullopt after an error with the steps there are.
+// The live version of the step; without a step, the newest one. nullopt after an error that lists the live steps.
 [[nodiscard]] std::optional<VersionInfo> choose_version(const Catalog& catalog, const Location& location);
 
-// The steps of DIR@STEP and STEP..., each once, lowest first. nullopt after an error: there are none.
+// The steps of DIR@STEP and STEP..., each once, lowest first. nullopt after an error: none is named.
 [[nodiscard]] std::optional<std::vector<std::uint64_t>> steps_named(const Location& location,
                                                                     std::vector<std::uint64_t> steps);
 
-// "error: ..." for an Error, and "hint: ..." where its kind has a remedy.
+// "error: ..." for an Error, and "hint: ..." if its kind has a remedy.
 void print_error(const Error& error);
+// "error: ..." and "hint: ...".
+void print_error(std::string_view message, std::string_view hint);
 
 }  // namespace slackwater::cli

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -13,16 +14,18 @@ namespace slackwater::cli {
 namespace {
 
 constexpr const char* kLsFooter =
-    R"(A version counts if it is committed by the newest attempt (start of the run) or adopted by it.
-One that a restore passed over as damaged is set aside: it is listed, kept, and never deleted by itself.
---all also shows those that are
-  superseded   committed, then left behind by a rollback
-  aborted      given up by their writer
-  undecided    being written now, or left over from a crash
-  unreadable   manifest damaged or of a newer format
+    R"(A version is live if the newest attempt (start of the run) has committed or adopted it. Only live versions are
+restored.
+A version that a restore found damaged is set aside: it is listed and kept, and no run deletes it by itself.
+--all also shows versions that are
+  replaced    committed, then left behind by a rollback
+  aborted     given up by their writer
+  undecided   being written now, or left over from a crash
+  unreadable  manifest damaged or of a newer format
 
-Keys of --json: directory, newest_attempt, run_name (of that attempt; both may be null), versions [step, attempt,
-directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned, state, error (unreadable ones)], set_aside [the same, why], warnings.
+Keys of --json: directory, newest_attempt, run_name (of that attempt; both may be null), warnings,
+versions [step, attempt, directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned, state,
+error (unreadable ones)], set_aside [the same, why].
 
 Examples:
   slackwater ls runs/gpt
@@ -38,24 +41,24 @@ bool has_manifest(const CatalogEntry& entry) {
   return entry.state != VersionState::kUndecided && entry.state != VersionState::kUnreadable && !entry.error;
 }
 
+bool is_listed(const LsArguments& arguments, const CatalogEntry& entry) {
+  return arguments.all || entry.state == VersionState::kLive || entry.state == VersionState::kSetAside;
+}
+
 void print_json(const LsArguments& arguments, const Catalog& catalog) {
   OrderedJson versions = OrderedJson::array();
-  OrderedJson set_aside = OrderedJson::array();  // apart: whoever takes the last version wants one to restore
+  OrderedJson set_aside = OrderedJson::array();  // apart: a script that takes the last version wants to restore it
   for (const CatalogEntry& entry : catalog.entries) {
+    if (!is_listed(arguments, entry)) continue;
     const bool aside = entry.state == VersionState::kSetAside;
-    if (!arguments.all && !aside && entry.state != VersionState::kCounts) continue;
-    OrderedJson version = version_json(entry.info);
-    version["state"] = std::string(state_name(entry.state));
+    OrderedJson version = version_json(entry);
     if (aside) version["why"] = entry.why;
     if (entry.error) version["error"] = entry.error->to_string();
     (aside ? set_aside : versions).push_back(std::move(version));
   }
-  OrderedJson document{{"directory", arguments.directory},
-                       {"newest_attempt", nullptr},
-                       {"run_name", nullptr},
-                       {"versions", std::move(versions)},
-                       {"set_aside", std::move(set_aside)},
-                       {"warnings", catalog.warnings}};
+  OrderedJson document{
+      {"directory", arguments.directory}, {"newest_attempt", nullptr},         {"run_name", nullptr},
+      {"versions", std::move(versions)},  {"set_aside", std::move(set_aside)}, {"warnings", catalog.warnings}};
   if (catalog.newest_attempt) {
     document["newest_attempt"] = catalog.newest_attempt->number;
     document["run_name"] = catalog.newest_attempt->run_name;
@@ -69,12 +72,11 @@ void print_table(const LsArguments& arguments, const Catalog& catalog) {
   table.add({"STEP", "ATTEMPT", "WHEN", "SIZE", "TENSORS", "WORLD", "STATE"});
   std::size_t shown = 0;
   for (const CatalogEntry& entry : catalog.entries) {
-    const bool aside = entry.state == VersionState::kSetAside;
-    if (!arguments.all && !aside && entry.state != VersionState::kCounts) continue;
+    if (!is_listed(arguments, entry)) continue;
     ++shown;
     std::string state(state_name(entry.state));
     if (entry.info.pinned) state += ", pinned";
-    if (aside) {
+    if (entry.state == VersionState::kSetAside) {
       state += ": " + escape_controls(entry.why);
     } else if (entry.error) {
       state += ": " + escape_controls(entry.error->message);
@@ -88,7 +90,7 @@ void print_table(const LsArguments& arguments, const Catalog& catalog) {
       table.add({step, attempt, "-", "-", "-", "-", std::move(state)});
   }
   if (shown > 0) {
-    // Of the newest attempt alone: the names of earlier ones are forgotten after a while.
+    // Only the newest attempt's name: those of earlier ones are forgotten after a while.
     if (catalog.newest_attempt && !catalog.newest_attempt->run_name.empty())
       fmt::print("run {} (attempt {})\n", escape_controls(catalog.newest_attempt->run_name),
                  catalog.newest_attempt->number);
@@ -107,11 +109,11 @@ int run_ls(const LsArguments& arguments) {
     return kFine;
   }
   print_table(arguments, *catalog);
-  std::size_t unreadable = 0;
-  for (const CatalogEntry& entry : catalog->entries) unreadable += entry.state == VersionState::kUnreadable ? 1 : 0;
+  const auto unreadable = std::ranges::count(catalog->entries, VersionState::kUnreadable, &CatalogEntry::state);
   if (unreadable > 0 && !arguments.all)
     print_problem("warning", fmt::format("{} cannot be read and {} not shown; --all shows why",
-                                         plural(unreadable, "version"), unreadable == 1 ? "is" : "are"));
+                                         plural(static_cast<std::uint64_t>(unreadable), "version"),
+                                         unreadable == 1 ? "is" : "are"));
   return kFine;
 }
 
@@ -121,7 +123,7 @@ Verb add_ls(CLI::App& parser) {
   auto arguments = std::make_shared<LsArguments>();
   CLI::App* verb = parser.add_subcommand("ls", "List the checkpoints of a directory, oldest first");
   verb->add_option("DIR", arguments->directory, "Directory the trainer saves to")->required();
-  verb->add_flag("-a,--all", arguments->all, "Also what does not count: superseded, aborted, undecided, unreadable");
+  verb->add_flag("-a,--all", arguments->all, "Also what is not live: replaced, aborted, undecided, unreadable");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kLsFooter);
   return {verb, [arguments] { return run_ls(*arguments); }};

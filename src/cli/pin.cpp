@@ -11,16 +11,16 @@
 #include "cli/removal.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
-#include "commit/version_store.hpp"
+#include "version/version_store.hpp"
 
 namespace slackwater::cli {
 namespace {
 
 constexpr const char* kPinFooter =
-    R"(A pinned checkpoint is never deleted by itself: not by keep, not after a rollback, not on a full disk.
-pin takes no lock and works beside a running trainer. A pin stays until its checkpoint is removed
+    R"(No run deletes a pinned checkpoint by itself: not because of keep, not after a rollback, not on a full disk.
+pin takes no lock and works beside a running trainer. The pin stays until the checkpoint is removed
 (slackwater rm --pinned, or delete(step) in the run).
-If one of the steps is not there, none is pinned.
+If one of the steps is missing, none is pinned.
 
 Keys of --json: directory, pinned [as in ls, already], failed [as in ls, error].
 
@@ -34,19 +34,18 @@ struct PinArguments {
   bool json = false;
 };
 
-// The one that counts; else one that a rollback left behind, which a pin keeps as well. Errors are printed.
+// The live version; otherwise one that a rollback replaced, which a pin keeps, too. Prints its errors.
 std::optional<CatalogEntry> find_entry(const Catalog& catalog, const std::string& directory, std::uint64_t step) {
   const auto first = [&](VersionState state) -> const CatalogEntry* {
     for (const CatalogEntry& entry : catalog.entries)
       if (entry.name.step == step && entry.state == state) return &entry;
     return nullptr;
   };
-  for (const VersionState state : {VersionState::kCounts, VersionState::kSuperseded})
+  for (const VersionState state : {VersionState::kLive, VersionState::kReplaced})
     if (const CatalogEntry* entry = first(state)) return *entry;
   if (const CatalogEntry* aside = first(VersionState::kSetAside)) {
-    print_problem("error", fmt::format("{} was set aside and cannot be pinned: {}", spoken_name(aside->name),
-                                       aside->why));
-    print_problem("hint", "it needs no pin: only slackwater rm, gc --set-aside or delete(step) removes it");
+    print_error(fmt::format("{} was set aside and cannot be pinned: {}", spoken_name(aside->name), aside->why),
+                "it needs no pin: only slackwater rm, gc --set-aside or delete(step) removes it");
     return std::nullopt;
   }
   if (const CatalogEntry* unreadable = first(VersionState::kUnreadable)) {
@@ -54,7 +53,7 @@ std::optional<CatalogEntry> find_entry(const Catalog& catalog, const std::string
     print_problem("hint", "it needs no pin: no run deletes a checkpoint that cannot be read");
     return std::nullopt;
   }
-  (void)choose_version(catalog, {directory, step});  // says so, and which steps there are
+  (void)choose_version(catalog, {directory, step});  // prints that there is none, and the live steps
   return std::nullopt;
 }
 
@@ -72,7 +71,7 @@ int run_pin(const PinArguments& arguments) {
     entries.push_back(std::move(*entry));
   }
 
-  // As a rank that does not lead: without the lock.
+  // Open the store as a rank other than 0 does: such a rank may pin, and takes no lock.
   const SystemClock clock;
   const Log log([](LogLevel, std::string_view message) { print_problem("warning", message); });
   const auto store = VersionStore::open(*fs, clock, location.directory, log, VersionStore::Role::kMember);
@@ -98,9 +97,8 @@ int run_pin(const PinArguments& arguments) {
   }
   const int code = failed.empty() ? kFine : kFailed;
   if (arguments.json)
-    fmt::print("{}\n", dump({{"directory", location.directory},
-                             {"pinned", std::move(pinned)},
-                             {"failed", std::move(failed)}}));
+    fmt::print("{}\n",
+               dump({{"directory", location.directory}, {"pinned", std::move(pinned)}, {"failed", std::move(failed)}}));
   return code;
 }
 
@@ -108,7 +106,7 @@ int run_pin(const PinArguments& arguments) {
 
 Verb add_pin(CLI::App& parser) {
   auto arguments = std::make_shared<PinArguments>();
-  CLI::App* verb = parser.add_subcommand("pin", "Keep checkpoints of some steps from being deleted");
+  CLI::App* verb = parser.add_subcommand("pin", "Protect the checkpoints of some steps from deletion");
   verb->add_option("DIR[@STEP]", arguments->location, "Directory the trainer saves to")->required();
   verb->add_option("STEP", arguments->steps, "Which steps");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");

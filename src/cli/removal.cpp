@@ -17,9 +17,9 @@
 #include "cli/location.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
-#include "commit/manifest_cache.hpp"
 #include "os/durable.hpp"
 #include "os/posix_lock.hpp"
+#include "version/manifest_cache.hpp"
 
 namespace slackwater::cli {
 namespace {
@@ -30,8 +30,8 @@ std::string lock_path(const std::string& directory) {
   return fmt::format("{}/{}/{}", directory, kControlDirectory, kLockName);
 }
 
-// "process 47 on node7, newest attempt 3, run 'gpt'". The lock names a process and a host. Which run that is, only
-// the attempts tell. It may not have claimed its own yet.
+// "process 47 on node7, newest attempt 3, run 'gpt'". The lock file names a process and a host; only the attempts say
+// which run that is. A run that has just started may not have claimed its attempt yet.
 std::string who_runs(FileSystem& fs, const std::string& directory, const Catalog& catalog) {
   std::string who = read_whole(fs, lock_path(directory), kMaxHolderBytes).value_or("");
   while (!who.empty() && who.back() == '\n') who.pop_back();
@@ -46,24 +46,24 @@ std::string who_runs(FileSystem& fs, const std::string& directory, const Catalog
 void print_lock_error(FileSystem& fs, const std::string& directory, const Catalog& catalog, const Error& error,
                       const std::string& advice) {
   if (error.kind == ErrorKind::kBusy) {
-    print_problem("error", fmt::format("a run uses this directory, so nothing was removed: {} ({})", directory,
-                                       who_runs(fs, directory, catalog)));
-    print_problem("hint", advice);
+    print_error(fmt::format("a run uses this directory, so nothing was removed: {} ({})", directory,
+                            who_runs(fs, directory, catalog)),
+                advice);
   } else if (locks_unknown(error)) {
-    print_problem("error", fmt::format("this file system has no locks, so nobody can tell whether a run uses {}; "
-                                       "nothing was removed",
-                                       directory));
-    print_problem("hint", "make sure that no run uses it, then add --no-lock");
+    print_error(fmt::format("this file system has no locks, so nobody can tell whether a run uses {}; nothing was "
+                            "removed",
+                            directory),
+                "make sure that no run uses it, then add --no-lock");
   } else if (error.kind == ErrorKind::kNotFound) {
-    print_problem("error", fmt::format("this directory has no folder {}, so it cannot be locked: {}", kControlDirectory,
-                                       directory));
-    print_problem("hint", "no run has saved here; to remove a checkpoint that was copied here, delete its folder");
+    print_error(
+        fmt::format("this directory has no folder {}, so it cannot be locked: {}", kControlDirectory, directory),
+        "no run has saved here; to remove a checkpoint that was copied here, delete its folder");
   } else {
     print_error(error);
   }
 }
 
-// Files that a removal takes away, the manifest included.
+// The size of the files that a removal deletes, manifest included.
 std::uint64_t bytes_on_disk(FileSystem& fs, const std::string& directory, bool top = true) {
   std::uint64_t bytes = 0;
   for (const DirectoryEntry& entry : fs.list(directory).value_or(std::vector<DirectoryEntry>())) {
@@ -80,14 +80,14 @@ bool ever_committed(const CatalogEntry& entry) {
   return entry.state != VersionState::kAborted && entry.state != VersionState::kUndecided;
 }
 
-// Whether something goes that could perhaps be restored, and nothing stays that surely can.
+// Whether something goes that might be restorable, and nothing stays that surely is.
 bool takes_the_last(const Catalog& catalog, const std::vector<Chosen>& chosen) {
   const auto goes = [&](const CatalogEntry& entry) {
     return std::ranges::any_of(chosen, [&](const Chosen& one) { return one.entry.name == entry.name; });
   };
   return std::ranges::any_of(chosen, ever_committed, &Chosen::entry) &&
          std::ranges::none_of(catalog.entries, [&](const CatalogEntry& entry) {
-           return entry.state == VersionState::kCounts && !goes(entry);
+           return entry.state == VersionState::kLive && !goes(entry);
          });
 }
 
@@ -96,7 +96,7 @@ constexpr int kPromptMs = 60'000;
 bool confirmed_on_terminal(const std::string& question) {
   fmt::print(stderr, "{} [y/N] ", escape_controls(question));
   std::fflush(stderr);
-  // The lock is held meanwhile, and a job that starts now would not get it.
+  // Do not wait for ever: we hold the lock meanwhile, and a run that starts now would not get it.
   pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   if (::poll(&input, 1, kPromptMs) <= 0) {
     fmt::print(stderr, "\n");
@@ -106,7 +106,7 @@ bool confirmed_on_terminal(const std::string& question) {
   return std::getline(std::cin, answer) && (answer == "y" || answer == "yes");
 }
 
-// The last checkpoint goes only if somebody says so.
+// The last restorable checkpoint goes only if the user confirms it.
 bool may_go(const std::string& directory, const Catalog& catalog, const std::vector<Chosen>& chosen,
             const RemovalOptions& options) {
   if (options.yes || !takes_the_last(catalog, chosen)) return true;
@@ -122,8 +122,7 @@ bool may_go(const std::string& directory, const Catalog& catalog, const std::vec
     print_problem("note", "nothing was removed");
     return false;
   }
-  print_problem("error", loss + ", so nothing was removed");
-  print_problem("hint", "add --yes if that is what you want");
+  print_error(loss + ", so nothing was removed", "add --yes if that is what you want");
   return false;
 }
 
@@ -164,8 +163,7 @@ class Report {
 
  private:
   static OrderedJson describe(const Chosen& chosen) {
-    OrderedJson version = version_json(chosen.entry.info);
-    version["state"] = std::string(state_name(chosen.entry.state));
+    OrderedJson version = version_json(chosen.entry);
     version["why"] = chosen.why;
     return version;
   }
@@ -179,15 +177,15 @@ class Report {
 Status check_newest(FileSystem& fs, const std::string& directory, std::uint32_t known) {
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs, directory));
   if (newest <= known) return {};
-  return fail(ErrorKind::kBusy, "a run has started in this directory meanwhile, so the rest was not removed",
+  return fail(ErrorKind::kBusy, "a run has started in this directory in the meantime, so the rest was not removed",
               directory);
 }
 
 }  // namespace
 
 void add_removal_flags(CLI::App& verb, RemovalOptions& options) {
-  verb.add_flag("-n,--dry-run", options.dry_run, "Only say what would be removed");
-  verb.add_flag("-y,--yes", options.yes, "Also if no checkpoint that can be restored is left");
+  verb.add_flag("-n,--dry-run", options.dry_run, "Only print what would be removed");
+  verb.add_flag("-y,--yes", options.yes, "Remove even if no checkpoint that can be restored is left");
   verb.add_flag("--no-lock", options.no_lock,
                 "Go on where the file system has no locks; make sure that no run uses the directory");
   verb.add_flag("--json", options.json, "One JSON document on stdout");
@@ -212,7 +210,7 @@ std::optional<LockedTier> lock_tier(FileSystem& fs, const std::string& directory
     print_lock_error(fs, directory, *before, lock.error(), advice);
     return std::nullopt;
   }
-  // Once more: until the lock was ours, a run may have committed and deleted.
+  // Scan again: a run may have committed or deleted something before the lock was ours.
   const auto newest = newest_attempt_number(fs, directory);
   auto catalog = scan_catalog(fs, directory);
   if (!newest || !catalog) {
@@ -240,19 +238,22 @@ int remove_chosen(FileSystem& fs, const std::string& directory, const LockedTier
       report.removed(one, bytes);
       continue;
     }
-    // Over NFS a lock may hold on one host only. The attempt is what tells runs apart.
+    // Over NFS a lock may hold on one host only, so a run elsewhere may have started. Its new attempt shows that.
     if (const Status newest = check_newest(fs, directory, tier.newest_attempt); !newest) {
       report.failed(one, newest.error());
       break;
     }
     const auto removed =
         remover.remove(version, one.why, one.committed ? pinned : VersionRemover::Pinned::kStaysIfConfirmed);
-    if (!removed && removed.error().kind == ErrorKind::kNotFound) continue;  // somebody was faster
+    if (!removed && removed.error().kind == ErrorKind::kNotFound) continue;  // somebody else removed it
     if (!removed) {
       report.failed(one, removed.error());
     } else if (!*removed) {
-      report.failed(one, {ErrorKind::kBusy, fmt::format("{} stays: it is pinned, or was committed meanwhile", spoken_name(version)), directory});
-    } else if (bytes > 0 || !remover.left_alone(version)) {  // else there was nothing of ours in it
+      report.failed(one,
+                    {ErrorKind::kBusy,
+                     fmt::format("{} stays: it is pinned, or has been committed in the meantime", spoken_name(version)),
+                     directory});
+    } else if (bytes > 0 || !remover.left_alone(version)) {  // otherwise it held nothing of ours
       report.removed(one, bytes);
     }
   }

@@ -18,12 +18,12 @@ namespace {
 constexpr const char* kRmFooter =
     R"(Removes checkpoints for good, in the order in which a run does it: first the manifest, then the files.
 It refuses if
-  a run uses the directory         end the run, or call delete(step) in it
-  a step is pinned                 --pinned removes it too
-  nothing restorable would be left --yes removes it all the same; on a terminal it asks
-  one of the steps is not there    then none of them is removed
-A step may be there twice: damaged and set aside by a restore, then saved again. Then only the damaged one goes.
-Run it again to remove the other one.
+  a run uses the directory          end the run, or call delete(step) in it
+  a step is pinned                  --pinned removes it, too
+  nothing restorable would be left  --yes removes it anyway; on a terminal it asks
+  one of the steps is missing       it then removes none of them
+A step may exist twice: a restore set it aside as damaged, and the run saved it again. Then only the damaged version
+is removed. Run rm again to remove the other one.
 
 Keys of --json: directory, dry_run, removed [as in ls, state, why, freed_bytes],
 failed [as in ls, state, why, error], freed_bytes.
@@ -39,26 +39,26 @@ struct RmArguments {
   RemovalOptions options;
 };
 
-// Of several versions of a step those of the first state that one of them has: damaged ones before good ones, what was
-// committed before debris.
-constexpr std::array kOrder{VersionState::kSetAside,   VersionState::kCounts,  VersionState::kUnreadable,
-                            VersionState::kSuperseded, VersionState::kAborted, VersionState::kUndecided};
+// If a step has several versions, those go that have the first of these states: damaged ones before good ones, and what
+// was committed before debris.
+constexpr std::array kRemovalOrder{VersionState::kSetAside, VersionState::kLive,    VersionState::kUnreadable,
+                                   VersionState::kReplaced, VersionState::kAborted, VersionState::kUndecided};
 
 std::string reason(const CatalogEntry& entry) {
   switch (entry.state) {
     case VersionState::kSetAside: return "it was set aside: " + entry.why;
     case VersionState::kUnreadable: return "its manifest could not be read";
-    case VersionState::kSuperseded: return "a rollback had left it behind";
-    case VersionState::kAborted: return "it had been given up by its writer";
+    case VersionState::kReplaced: return "it was replaced after a rollback";
+    case VersionState::kAborted: return "its writer had given it up";
     case VersionState::kUndecided: return "it was never committed";
-    case VersionState::kCounts: break;
+    case VersionState::kLive: break;
   }
   return entry.info.pinned ? "it was pinned" : "";
 }
 
 std::vector<Chosen> versions_of(const Catalog& catalog, std::uint64_t step) {
   std::vector<Chosen> chosen;
-  for (const VersionState state : kOrder) {
+  for (const VersionState state : kRemovalOrder) {
     for (const CatalogEntry& entry : catalog.entries)
       if (entry.name.step == step && entry.state == state) chosen.push_back({entry, reason(entry)});
     if (!chosen.empty()) break;
@@ -91,13 +91,13 @@ int run_rm(const RmArguments& arguments) {
   for (const std::uint64_t step : *steps) {
     const std::vector<Chosen> chosen = versions_of(tier->catalog, step);
     if (chosen.empty()) {
-      (void)choose_version(tier->catalog, {location.directory, step});  // says so, and which steps there are
+      (void)choose_version(tier->catalog, {location.directory, step});  // prints that there is none, and the live steps
       refused = true;
     }
     for (const Chosen& one : chosen) {
       if (!one.entry.info.pinned || arguments.pinned) continue;
-      print_problem("error", fmt::format("{} is pinned, so nothing was removed", spoken_name(one.entry.name)));
-      print_problem("hint", "--pinned removes it too");
+      print_error(fmt::format("{} is pinned, so nothing was removed", spoken_name(one.entry.name)),
+                  "--pinned removes it, too");
       refused = true;
     }
     all.insert(all.end(), chosen.begin(), chosen.end());
@@ -116,7 +116,7 @@ Verb add_rm(CLI::App& parser) {
   CLI::App* verb = parser.add_subcommand("rm", "Remove checkpoints of some steps");
   verb->add_option("DIR[@STEP]", arguments->location, "Directory the trainer saved to")->required();
   verb->add_option("STEP", arguments->steps, "Which steps");
-  verb->add_flag("--pinned", arguments->pinned, "Also those that are pinned");
+  verb->add_flag("--pinned", arguments->pinned, "Also remove pinned steps");
   add_removal_flags(*verb, arguments->options);
   verb->footer(kRmFooter);
   return {verb, [arguments] { return run_rm(*arguments); }};

@@ -18,23 +18,24 @@
 #include "cli/location.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
-#include "commit/coordinator.hpp"
 #include "layout/data_file.hpp"
+#include "ranks/rank_transport.hpp"
 #include "restore/checkpoint_reader.hpp"
 
 namespace slackwater::cli {
 namespace {
 
 constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
-constexpr std::size_t kKeyLines = 16;   // of the totals; a flat state may have a key for each tensor
+constexpr std::size_t kKeyLines = 16;   // of the totals; a flat state may have a key per tensor
 
 constexpr const char* kShowFooter =
     R"(PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
-The totals are those of the keys at the top of the state: the first part of each tensor's name.
+The totals are per key at the top of the state, which is the first part of a tensor's name.
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
-Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata, tensors [name, dtype, shape, size_bytes, file,
-offset, alias_of (tied ones), boxes [offset, shape, rank, file, file_offset, size_bytes] (those in parts, whose file and offset are null)],
+Keys of --json: directory, version [as in ls], files [name, rank, size_bytes], metadata,
+tensors [name, dtype, shape, size_bytes, file, offset, alias_of (tied ones),
+boxes [offset, shape, rank, file, file_offset, size_bytes] (of a tensor in boxes; its file and offset are null)],
 totals [tensors, size_bytes (tied ones counted once), keys [key, tensors, size_bytes]], rank_local_values,
 tree (null with PATTERN).
 
@@ -63,14 +64,14 @@ struct Totals {
   std::map<std::string, Total, std::less<>> keys;  // at the top of the state
 };
 
-// "model" of "model.layers.0.weight", and of "rank-00003/model.layers.0.weight", where ranks have tensors of their own.
+// "model" for "model.layers.0.weight", and for "rank-00003/model.layers.0.weight", the name of a rank-local tensor.
 std::string_view top_level_key(std::string_view name, std::uint32_t world) {
   const std::size_t slash = name.find('/');
   if (world > 1 && slash != std::string_view::npos && rank_of_local_name(name)) name.remove_prefix(slash + 1);
   return name.substr(0, name.find('.'));
 }
 
-// Python's fnmatch has no escapes either: one syntax for both.
+// Without escapes, as in Python's fnmatch: one syntax for both.
 bool matches(const std::string& pattern, const std::string& name) {
   return pattern.empty() || fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
 }
@@ -99,7 +100,7 @@ Totals for_each_match(const Checkpoint& checkpoint, const std::string& pattern, 
   return totals;
 }
 
-// Written piece by piece: 100,000 tensors as one JSON value would cost far more memory than the checkpoint's own list of them.
+// Written piece by piece: as one JSON value, 100,000 tensors would take far more memory than the checkpoint's own list.
 void print_json(const ShowArguments& arguments, const Location& location, const Checkpoint& checkpoint) {
   OrderedJson files = OrderedJson::array();
   for (const FileInfoOnTier& file : checkpoint.files())
@@ -136,7 +137,7 @@ void print_tree(const std::string& tree, std::size_t max_lines, std::string_view
   if (is_json(tree))
     layout_json(tree, on_line);
   else
-    on_line(escape_controls(tree));  // C++ programs may keep anything there
+    on_line(escape_controls(tree));  // C++ programs may store anything there
   if (lines > max_lines)
     fmt::print("{}... {}; --tree prints all of it\n", indent, plural(lines - max_lines, "more line"));
 }

@@ -6,29 +6,18 @@
 
 #include <fmt/format.h>
 
+#include "layout/json_text.hpp"
+
 namespace slackwater::cli {
 namespace {
 
-// Length of the well-formed UTF-8 sequence at the start of `text`, 0 if there is none.
-std::size_t utf8_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char lead = byte(0);
-  std::size_t length = 0;
-  if (lead < 0x80) return 1;
-  if (lead >= 0xC2 && lead <= 0xDF)
-    length = 2;
-  else if (lead >= 0xE0 && lead <= 0xEF)
-    length = 3;
-  else if (lead >= 0xF0 && lead <= 0xF4)
-    length = 4;
-  if (length == 0 || text.size() < length) return 0;
-  for (std::size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xC0) != 0x80) return 0;
-  const unsigned char second = byte(1);
-  const bool overlong = (lead == 0xE0 && second < 0xA0) || (lead == 0xF0 && second < 0x90);
-  const bool surrogate = lead == 0xED && second >= 0xA0;
-  const bool beyond = lead == 0xF4 && second >= 0x90;
-  return overlong || surrogate || beyond ? 0 : length;
+constexpr std::size_t kLongestCharacter = 4;
+
+// Length of the UTF-8 character at the start of `text`; 0 if there is none.
+std::size_t character_length(std::string_view text) {
+  for (std::size_t length = 1; length <= std::min(kLongestCharacter, text.size()); ++length)
+    if (is_utf8(text.substr(0, length))) return length;
+  return 0;
 }
 
 std::string format_time(std::int64_t unix_ms, bool utc, const char* format) {
@@ -47,7 +36,7 @@ std::string escape_controls(std::string_view text) {
   out.reserve(text.size());
   while (!text.empty()) {
     const auto lead = static_cast<unsigned char>(text[0]);
-    const std::size_t length = utf8_length(text);
+    const std::size_t length = character_length(text);
     if (length == 0) {
       out += fmt::format("\\x{:02x}", lead);
     } else if (lead < 0x20 || lead == 0x7F) {

@@ -1,4 +1,4 @@
-// Text for people: escaping, times, tables, messages on stderr.
+// Text for people: escaping, times, tables, messages on stderr. Free functions for one thread.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace slackwater::cli {
 
-// Names come from files nobody vouches for: control characters (C0, DEL, C1) and bytes that are not UTF-8 become \xNN or \u00NN, so
-// that they cannot drive the terminal.
+// Names come from untrusted files. Control characters (C0, DEL, C1) and bytes that are not UTF-8 become \xNN or \u00NN,
+// so that they cannot control the terminal.
 [[nodiscard]] std::string escape_controls(std::string_view text);
 
 [[nodiscard]] std::string local_time(std::int64_t unix_ms);  // "2026-11-15 22:38:36"
@@ -22,10 +22,10 @@ namespace slackwater::cli {
 [[nodiscard]] std::string plural(std::uint64_t count, std::string_view singular);  // "1 tensor", "2 tensors"
 [[nodiscard]] std::string rate_text(std::uint64_t bytes, double seconds);          // "1.94 GB/s"
 
-// "error: ..." on stderr, escaped.
+// "label: message" on stderr, escaped.
 void print_problem(std::string_view label, std::string_view message);
 
-// Columns as wide as their widest cell; the last one is not padded.
+// Each column is as wide as its widest cell; the last one is not padded.
 class Table {
  public:
   enum class Align : std::uint8_t { kLeft, kRight };

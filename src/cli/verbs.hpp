@@ -1,5 +1,7 @@
-// The verbs of the command line, one file each. A verb is added to the parser and run when it was chosen.
-// Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 usage error, refused, or nothing readable there.
+// The verbs of the command line. add_<verb>() is in <verb>.cpp: it declares the verb's arguments, and main() calls
+// run() if the user chose it.
+// Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
+// that can be read.
 #pragma once
 
 #include <functional>

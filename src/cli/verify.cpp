@@ -19,11 +19,11 @@ namespace slackwater::cli {
 namespace {
 
 constexpr const char* kVerifyFooter =
-    R"(Without @STEP: every version that counts, and those whose manifest cannot be read. Damage is named by file, offset and tensors; the rest
-goes on being read. Exit code 1 if anything is damaged.
+    R"(Without @STEP, verifies every live version, and those whose manifest cannot be read. Damage is named by file,
+offset and tensors; verify then goes on with the rest. The exit code is 1 if anything is damaged.
 
-Keys of --json: directory, ok, versions [step, attempt, directory, ok, bytes_read, seconds, damages [file, offset, size_bytes, tensors,
-what], error (when it could not be verified at all)].
+Keys of --json: directory, ok, versions [step, attempt, directory, ok, bytes_read, seconds,
+damages [file, offset, size_bytes, tensors, what], error (if it could not be verified at all)].
 
 Examples:
   slackwater verify runs/gpt
@@ -36,7 +36,7 @@ struct VerifyArguments {
   bool json = false;
 };
 
-// One line on the terminal that is rewritten; gone when it is destroyed. Nothing where stderr is not a terminal.
+// One line on the terminal that is rewritten, and erased at the end. Prints nothing if stderr is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::uint64_t step) : step_(step), shown_(isatty(STDERR_FILENO) == 1) {}
@@ -85,9 +85,9 @@ std::vector<VersionName> choose(const Catalog& catalog, const Location& location
   std::vector<VersionName> chosen;
   for (const CatalogEntry& entry : catalog.entries) {
     const bool wanted = !location.step || entry.name.step == *location.step;
-    const bool promised =
-        entry.state == VersionState::kCounts || (entry.state == VersionState::kUnreadable && entry.current);
-    if (wanted && promised) chosen.push_back(entry.name);
+    const bool expected =
+        entry.state == VersionState::kLive || (entry.state == VersionState::kUnreadable && entry.current);
+    if (wanted && expected) chosen.push_back(entry.name);
   }
   return chosen;
 }
@@ -109,7 +109,7 @@ int run_verify(const VerifyArguments& arguments) {
       return verify_version({.fs = fs.get()}, location.directory, version, {},
                             [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); });
     }();
-    // A trainer at work removes old versions; that one was removed is nothing to alarm anybody about.
+    // A trainer at work removes old versions. That is no damage, so it does not change the exit code.
     if (!report && report.error().kind == ErrorKind::kNotFound) {
       print_problem("note", report.error().message);
       continue;
@@ -140,7 +140,7 @@ int run_verify(const VerifyArguments& arguments) {
         "{}\n",
         dump({{"directory", location.directory}, {"ok", !damaged && !failed}, {"versions", std::move(results)}}));
   if (damaged) {
-    print_problem("hint", "restore() passes over a damaged checkpoint and uses the one before; slackwater rm removes it");
+    print_problem("hint", "restore() skips a damaged checkpoint and uses the one before it; slackwater rm removes it");
     return kDamaged;
   }
   return failed ? kFailed : kFine;
@@ -151,8 +151,7 @@ int run_verify(const VerifyArguments& arguments) {
 Verb add_verify(CLI::App& parser) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* verb = parser.add_subcommand("verify", "Read every byte of checkpoints and name what is damaged");
-  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: all that count)")
-      ->required();
+  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: all live ones)")->required();
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kVerifyFooter);
   return {verb, [arguments] { return run_verify(*arguments); }};

@@ -1,17 +1,21 @@
-// AsyncDevice: a device that works through streams of its own while the host goes on (CUDA). Nothing here waits for the
-// device except Event::wait(), the synchronous copies inherited from Device, and destructors that say so.
+// AsyncDevice: a device that works on streams of its own while the host goes on (CUDA). Nothing here waits for the
+// device, except Event::wait(), the synchronous copies inherited from Device, and destructors that say so.
 //
-// One snapshot uses it like this (trainer's thread: T, plan thread: P, copy threads: C, landing thread: L, fence: F):
-//   T  clone(volatile tensors, stream)  those that change before the fence, duplicated on the device in stream order
-//   T  mark(streams)                    the point in the trainer's streams behind which the state, clones included, is complete
-//   P  begin(produced, guarded, seed)   a Passage; a first look at every guarded tensor is queued
-//   C  queue_copies, queue_second_look  in any order between threads; copies run behind `produced`
-//   C  Passage::mark                    after each slab, and once behind everything
-//   F  hold(stream, event)              work queued on `stream` from now on runs behind the copies: the fence on the device
-//   L  Event::wait, Passage::unchanged  the bytes are in the slab; has the tensor changed since save()?
+// One snapshot uses it like this (T: trainer's thread, P: plan thread, C: copy threads, W: copy waiter, F: fence):
+//   T  copy_early(tensors, stream)      copies volatile tensors to pinned host memory, in stream order
+//   T  record_event(streams)            marks the point after which the state, with its early copies, is complete
+//   P  begin(produced, guarded, seed)   makes a DeviceCopies and queues the first sample of every guarded tensor
+//   C  queue_copies                     queues copies, which run after `produced`; threads in any order
+//   C  queue_second_sample              samples a guarded tensor again, after its last copy
+//   C  DeviceCopies::record_event       after each slab, and once after everything
+//   F  stream_wait(stream, event)       the fence on the device: later work on `stream` runs after the copies
+//   W  Event::wait                      the bytes are in the slab
+//   W  DeviceCopies::unchanged          whether the tensor is the same as at save()
 //
-// Thread rule: thread-safe, the Passage too. Lifetime: the device outlives its events, clones and passages.
-// Whatever thread calls, its current context and its stream-capture mode are as before on return.
+// No call here allocates device memory: the trainer may own all of it, or may need what is left.
+//
+// Owner: Devices. Thread rule: thread-safe, and so is DeviceCopies. Lifetime: the device outlives its events, early
+// copies and device copies. On return, the calling thread's current context and stream-capture mode are as before.
 #pragma once
 
 #include <cstddef>
@@ -27,46 +31,58 @@
 
 namespace slackwater {
 
-// A stream of the trainer: CUstream as a number. 0 and 1 are the legacy default stream, 2 the per-thread one.
+// A stream of the trainer: a CUstream as a number. 0 and 1 are the legacy default stream, 2 is the per-thread one.
 using StreamHandle = std::uintptr_t;
+
+// Whether work that is queued on a stream becomes part of a graph instead of being run.
+enum class CaptureStatus : std::uint8_t {
+  kNone,
+  kCapturing,
+  kImplicit,  // the legacy default stream, while a stream that is ordered with it is being captured: it takes no work
+};
 
 // A point in one or more streams.
 class Event {
  public:
   virtual ~Event() = default;
-  // Sleeps (does not spin) until all work before this point is done. The device's error, if it failed.
+  // Sleeps, without spinning, until all work before this point is done. Returns the device's error if it failed.
   [[nodiscard]] virtual Status wait() = 0;
 };
 
-// Duplicates of tensors in device memory; freed, or kept for the next snapshot, by the destructor.
-class Clones {
+// Packed copies of tensors on their way to pinned host memory. The destructor waits for them and keeps the memory for
+// the next snapshot.
+class EarlyCopies {
  public:
-  virtual ~Clones() = default;
-  // Packed, one for each tensor given, in the same order; null for one of no bytes.
-  [[nodiscard]] virtual std::span<std::byte* const> addresses() const = 0;
+  virtual ~EarlyCopies() = default;
+  // In host memory, in the order of the tensors; null for a tensor without bytes.
+  [[nodiscard]] virtual std::span<const std::byte* const> addresses() const = 0;
+  // The bytes may be read once this has happened.
+  [[nodiscard]] virtual const std::shared_ptr<Event>& filled() const = 0;
 };
 
-// Bytes of tensors on their way to host memory. The destructor waits for them.
-class Looks {
+// Sampled bytes of tensors on their way to host memory. The destructor waits for them.
+class PendingSamples {
  public:
-  virtual ~Looks() = default;
-  // Waits. A digest for each of the places given, as digest_places() has it for host memory.
+  virtual ~PendingSamples() = default;
+  // Waits. Returns a digest per ReplicaPlaces, equal to what digest_places() returns for host memory.
   [[nodiscard]] virtual Result<std::vector<std::uint64_t>> digests() = 0;
 };
 
-// The copies of one snapshot from one device. The destructor waits until none of them is running.
-class Passage {
+// The copies of one snapshot from one device. The destructor waits until none of them runs any more.
+class DeviceCopies {
  public:
-  virtual ~Passage() = default;
-  // Queues the copies, of at most a slab each, in any number; they may still be running on return. `host` of every piece lies in memory that
-  // was pinned (else the driver copies while the call waits; right, but slow).
+  virtual ~DeviceCopies() = default;
+  // Queues any number of copies of at most one slab each. They may still run on return. CopyPiece::host should be
+  // pinned memory. Otherwise the driver copies while the call waits, which is correct but slow.
   [[nodiscard]] virtual Status queue_copies(std::span<const CopyPiece> pieces) = 0;
-  // The last copy of guarded tensor `guard` (an index into what begin() was given) has been queued: look at it again
-  // behind that copy.
-  [[nodiscard]] virtual Status queue_second_look(std::uint32_t guard) = 0;
-  // A point behind everything queued by calls that have returned.
-  [[nodiscard]] virtual Result<std::shared_ptr<Event>> mark() = 0;
-  // Once a mark() behind its second look is over: did both looks see the same bytes?
+  // At most how many calls into the driver it takes to queue so many copies of contiguous bytes.
+  [[nodiscard]] virtual std::uint64_t operations(std::uint64_t copies) const { return copies; }
+  // Samples guarded tensor `guard`, an index into the list given to begin(), a second time. Call it after the last copy
+  // of that tensor has been queued.
+  [[nodiscard]] virtual Status queue_second_sample(std::uint32_t guard) = 0;
+  // A point after everything that was queued by calls that have returned.
+  [[nodiscard]] virtual Result<std::shared_ptr<Event>> record_event() = 0;
+  // Whether both samples are equal. Call it once an event that was recorded after the second sample has been reached.
   [[nodiscard]] virtual Result<bool> unchanged(std::uint32_t guard) = 0;
 };
 
@@ -74,25 +90,26 @@ class AsyncDevice : public Device {
  public:
   [[nodiscard]] virtual std::string_view name() const = 0;  // "cuda:0"
   [[nodiscard]] virtual int ordinal() const = 0;
-  // NUMA node of the host memory nearest to it; -1 if unknown.
+  // The NUMA node of the nearest host memory; -1 if unknown.
   [[nodiscard]] virtual int numa_node() const = 0;
 
-  [[nodiscard]] virtual Result<bool> capturing(StreamHandle stream) = 0;  // is a graph being recorded on it?
-  // A point behind all work queued on these streams so far.
-  [[nodiscard]] virtual Result<std::shared_ptr<Event>> mark(std::span<const StreamHandle> streams) = 0;
-  // Queues packed duplicates of the tensors on `stream`.
-  [[nodiscard]] virtual Result<std::unique_ptr<Clones>> clone(std::span<const StridedMemory> tensors,
-                                                              StreamHandle stream) = 0;
-  // Queues copies of the bytes at these places to the host on `stream`: they see what the work queued there so far has
-  // made, and nothing that is queued later.
-  [[nodiscard]] virtual Result<std::unique_ptr<Looks>> look(std::span<const ReplicaPlaces> places,
-                                                            StreamHandle stream) = 0;
-  // Copies and looks run behind `produced`. The tensors behind `guarded` must outlive the passage.
-  [[nodiscard]] virtual Result<std::unique_ptr<Passage>> begin(std::shared_ptr<Event> produced,
-                                                               std::span<const StridedMemory* const> guarded,
-                                                               std::uint64_t seed) = 0;
-  // Work queued on `stream` from now on runs behind `event` (of this device). Does not wait. Not for a stream that is capturing.
-  [[nodiscard]] virtual Status hold(StreamHandle stream, const Event& event) = 0;
+  [[nodiscard]] virtual Result<CaptureStatus> capture_status(StreamHandle stream) = 0;
+  // A point after all work that is queued on these streams so far.
+  [[nodiscard]] virtual Result<std::shared_ptr<Event>> record_event(std::span<const StreamHandle> streams) = 0;
+  // Queues copies of the tensors on `stream`. Work that is queued there later waits for them.
+  [[nodiscard]] virtual Result<std::unique_ptr<EarlyCopies>> copy_early(std::span<const StridedMemory> tensors,
+                                                                        StreamHandle stream) = 0;
+  // Samples the bytes at these places, in the order of `stream`. The samples see the results of the work queued there
+  // so far, and nothing that is queued later.
+  [[nodiscard]] virtual Result<std::unique_ptr<PendingSamples>> sample(std::span<const ReplicaPlaces> places,
+                                                                       StreamHandle stream) = 0;
+  // Copies and samples run after `produced`. The tensors in `guarded` must outlive the DeviceCopies.
+  [[nodiscard]] virtual Result<std::unique_ptr<DeviceCopies>> begin(std::shared_ptr<Event> produced,
+                                                                    std::span<const StridedMemory* const> guarded,
+                                                                    std::uint64_t seed) = 0;
+  // Work queued on `stream` from now on runs after `event`, which is of this device. Does not wait. The stream must not
+  // be capturing.
+  [[nodiscard]] virtual Status stream_wait(StreamHandle stream, const Event& event) = 0;
 };
 
 }  // namespace slackwater

@@ -1,6 +1,7 @@
-// Device: memory tensors live in, and how bytes leave and reach it.
-// StridedMemory describes one tensor's memory; a copy moves the byte range [begin, begin + size) of its packed
-// (contiguous, row major) form. Thread rule: thread-safe. Issue of the CUDA device: docs/decisions.
+// Device: the memory that tensors live in, and how bytes get into and out of it.
+// StridedMemory describes one tensor's memory. A copy moves the byte range [begin, begin + size) of its packed form
+// (contiguous, row major).
+// Owner: Devices. Thread rule: thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ struct StridedMemory {
   [[nodiscard]] bool contiguous() const { return strides.empty(); }
 };
 
-// Drops dimensions of size 1, merges neighbours, and clears `strides` when the result is contiguous.
+// Drops dimensions of size 1, merges neighbours, and clears `strides` if the result is contiguous.
 [[nodiscard]] StridedMemory simplify(StridedMemory memory);
 
 struct CopyPiece {
@@ -35,14 +36,14 @@ struct CopyPiece {
 class Device {
  public:
   virtual ~Device() = default;
-  // Synchronous: on return the bytes are there. Called from the copy threads (stage) and the placing threads (restore).
+  // Synchronous: on return the bytes are there. Called by the copy threads (stage) and the restore threads.
   [[nodiscard]] virtual Status copy_to_host(std::span<const CopyPiece> pieces) = 0;
   [[nodiscard]] virtual Status copy_from_host(std::span<const CopyPiece> pieces) = 0;
-  // A 64-bit fingerprint of the tensor: of 16 pseudo-random 8-byte samples chosen by `seed` (all of it, if it is not
-  // larger than they are), or of every byte when `whole`. The same seed looks at the same places.
+  // A 64-bit fingerprint of 16 pseudo-random samples of 8 bytes, or of every byte if `whole` or if the tensor is not
+  // larger than the samples. The same seed samples the same places.
   [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed,
                                                           bool whole) = 0;
-  // A hint that fingerprint(tensor, seed, false) comes soon: called two or three tensors ahead, it hides a third of the
+  // A hint that fingerprint(tensor, seed, false) comes soon. Called two or three tensors ahead, it hides a third of the
   // cache misses.
   virtual void prefetch(const StridedMemory& /*tensor*/, std::uint64_t /*seed*/) {}
 };

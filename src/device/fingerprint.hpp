@@ -1,5 +1,5 @@
-// What a fingerprint looks at and how it is hashed, the same for every device: equal bytes have equal fingerprints, wherever they lie.
-// Pure functions; addresses are computed, never followed. Any thread.
+// Which bytes a fingerprint samples and how it hashes them. It is the same for every device, so equal bytes have equal
+// fingerprints wherever they are. Pure functions that compute addresses but never dereference them; any thread.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline constexpr std::size_t kSampleBytes = 8;
 inline constexpr std::size_t kMaxSampledItemBytes = 16;
 inline constexpr std::size_t kWholeChunkBytes = 64u << 10;
 
-// The finaliser of splitmix64: a well mixed word from any word.
+// The finaliser of splitmix64: mixes the bits of any word well.
 [[nodiscard]] inline std::uint64_t mix(std::uint64_t word) {
   word = (word ^ (word >> 30)) * 0xbf58476d1ce4e5b9;
   word = (word ^ (word >> 27)) * 0x94d049bb133111eb;
@@ -30,13 +30,13 @@ inline constexpr std::size_t kWholeChunkBytes = 64u << 10;
   return static_cast<std::uint64_t>((static_cast<unsigned __int128>(mix(word)) * places) >> 64);
 }
 
-// The place of sample i among `places`: a pseudo-random one within the i-th sixteenth of them, so that a change of more
-// than an eighth of the tensor in one piece cannot be missed.
+// Where sample i lies among `places`: a pseudo-random place in the i-th sixteenth of them. So a contiguous change of
+// more than an eighth of the tensor cannot be missed.
 [[nodiscard]] inline std::uint64_t sample_place(std::uint64_t seed, std::size_t i, std::uint64_t places) {
   return (i * places + random_below(seed + (i + 1) * 0x9e3779b97f4a7c15, places)) / kSamples;
 }
 
-// Samples are 8 bytes of a contiguous tensor, one element of a strided one.
+// A sample is 8 bytes of a contiguous tensor, or one element of a strided tensor.
 [[nodiscard]] inline const std::byte* sample_address(const StridedMemory& tensor, std::uint64_t size_bytes,
                                                      std::uint64_t seed, std::size_t i) {
   if (tensor.contiguous()) return tensor.data + sample_place(seed, i, size_bytes - kSampleBytes + 1);
@@ -47,7 +47,7 @@ inline constexpr std::size_t kWholeChunkBytes = 64u << 10;
   return tensor.contiguous() ? kSampleBytes : std::min<std::size_t>(tensor.item_bytes, kMaxSampledItemBytes);
 }
 
-// A fingerprint of all bytes begins with 0 and takes in chunk after chunk of kWholeChunkBytes of the packed form.
+// A fingerprint of all bytes starts with 0 and takes in the packed form in chunks of kWholeChunkBytes.
 [[nodiscard]] inline std::uint64_t fold_chunk(std::uint64_t fingerprint, std::span<const std::byte> chunk) {
   return mix(fingerprint + 0x9e3779b97f4a7c15) ^ digest64(chunk);
 }

@@ -17,7 +17,7 @@ namespace {
 template <std::size_t kBytes>
 std::uint64_t hash_samples(const StridedMemory& tensor, std::uint64_t size, std::uint64_t seed,
                            std::size_t sample_bytes) {
-  // All loads first: their cache misses overlap.
+  // All loads come first, so that their cache misses overlap.
   std::array<std::array<std::byte, kBytes>, kSamples> samples{};
   for (std::size_t i = 0; i < kSamples; ++i) {
     std::memcpy(samples[i].data(), sample_address(tensor, size, seed, i), sample_bytes);
@@ -25,7 +25,7 @@ std::uint64_t hash_samples(const StridedMemory& tensor, std::uint64_t size, std:
   return digest64(std::as_bytes(std::span(samples)));
 }
 
-// In chunks, so that a strided tensor is packed through a small buffer and has the same fingerprint as its packed form.
+// In chunks, so that a strided tensor passes through a small buffer and gets the same fingerprint as its packed form.
 std::uint64_t hash_whole(const StridedMemory& tensor, std::uint64_t size) {
   std::vector<std::byte> buffer(tensor.contiguous() ? 0 : std::min<std::uint64_t>(size, kWholeChunkBytes));
   std::uint64_t hash = 0;

@@ -1,7 +1,7 @@
-// Where a tensor is looked at to see whether other ranks hold the same: all of it, or a few samples of 8 bytes, equally
-// far apart, the first at a place that the seed chooses. So a difference in one piece that is longer than the distance
-// cannot be missed. Places are bytes of the packed form: they do not depend on strides or on the device.
-// Pure functions; any thread.
+// Where a tensor is sampled, to compare it with other ranks: everywhere, or in a few samples of 8 bytes. The samples
+// are equally far apart, and the seed chooses the first. So a contiguous difference longer than their distance cannot
+// be missed. Places are bytes of the packed form and do not depend on strides or on the device. Pure functions; any
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -37,17 +37,14 @@ struct ReplicaPlaces {
   return {&tensor, random_below(seed, starts), kSampleBytes, samples, pitch};
 }
 
-// Of the bytes at these places, one behind the other: the same whatever memory they come from.
-[[nodiscard]] inline std::uint64_t digest_looked_at(std::span<const std::byte> bytes) { return digest64(bytes); }
-
-// In host memory.
+// Digest of the concatenated bytes at these places, in host memory. PendingSamples::digests() returns the same.
 [[nodiscard]] inline std::uint64_t digest_places(const ReplicaPlaces& places) {
   const StridedMemory& tensor = *places.tensor;
-  if (places.rows == 1 && tensor.contiguous()) return digest_looked_at({tensor.data + places.begin, places.width});
+  if (places.rows == 1 && tensor.contiguous()) return digest64({tensor.data + places.begin, places.width});
   if (places.rows == 1) {
     std::vector<std::byte> packed(places.width);
     pack(tensor, places.begin, places.width, packed.data());
-    return digest_looked_at(packed);
+    return digest64(packed);
   }
   std::array<std::byte, kMaxReplicaSamples * kSampleBytes> samples;
   for (std::size_t i = 0; i < places.rows; ++i) {
@@ -59,7 +56,7 @@ struct ReplicaPlaces {
       pack(tensor, place, kSampleBytes, to);
     }
   }
-  return digest_looked_at(std::span(samples).first(places.rows * kSampleBytes));
+  return digest64(std::span(samples).first(places.rows * kSampleBytes));
 }
 
 inline void prefetch_places(const ReplicaPlaces& places) {

@@ -14,7 +14,7 @@ namespace slackwater {
 namespace {
 
 constexpr std::size_t kLineBytes = 64;
-constexpr std::size_t kStreamFromBytes = 4096;  // below, the fence costs more than it saves
+constexpr std::size_t kStreamFromBytes = 4096;  // below this, the fence costs more than it saves
 
 }  // namespace
 
@@ -40,7 +40,7 @@ void streaming_copy(std::byte* to, const std::byte* from, std::size_t size_bytes
     _mm_stream_si128(target + 2, c);
     _mm_stream_si128(target + 3, d);
   }
-  _mm_sfence();  // such stores are not ordered by a mutex alone
+  _mm_sfence();  // a mutex alone does not order non-temporal stores
   std::memcpy(to, from, size_bytes);
 }
 

@@ -24,7 +24,7 @@ inline void move_bytes(std::byte* strided, PackedPointer<direction> packed, std:
   }
 }
 
-// Whole elements, `step` bytes apart on the strided side. A constant item size turns the memcpy into one move.
+// Moves whole elements, `step` bytes apart on the strided side. A constant item size turns the memcpy into one move.
 template <Direction direction, std::size_t item>
 void move_elements(std::byte* strided, std::int64_t step, PackedPointer<direction> packed, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i, strided += step, packed += item)
@@ -61,7 +61,7 @@ class RowCursor {
   }
 
   [[nodiscard]] std::byte* address() const { return address_; }
-  // Rows up to the end of the dimension just outside the rows.
+  // Rows left in the second innermost dimension.
   [[nodiscard]] std::uint64_t rows_ahead() const {
     return outer_ == 0 ? 1 : static_cast<std::uint64_t>(memory_.shape[outer_ - 1] - index_[outer_ - 1]);
   }
@@ -88,7 +88,7 @@ class RowCursor {
   std::byte* address_;
 };
 
-// Bytes [begin, end) of one row.
+// Moves bytes [begin, end) of one row.
 template <Direction direction>
 void move_in_row(std::byte* row, std::int64_t step, std::size_t item, std::uint64_t begin, std::uint64_t end,
                  PackedPointer<direction> packed) {
@@ -108,9 +108,9 @@ void move_in_row(std::byte* row, std::int64_t step, std::size_t item, std::uint6
   }
 }
 
-// Whole rows whose elements lie `step` apart while the rows lie closer together (a transposed matrix): tile by tile
-// through a small buffer. Both sides are then walked along their short steps, so that a cache line, once loaded, is
-// used up, and steps of a power of two do not fight for the same cache set.
+// Moves whole rows of a transposed matrix, whose elements are further apart than its rows, tile by tile through a small
+// buffer. Both sides are then walked along their short steps. So each cache line is used up once it is loaded, and
+// steps of a power of two do not compete for the same cache set.
 template <Direction direction, std::size_t item>
 void move_tiles(std::byte* strided, std::int64_t row_step, std::int64_t step, std::uint64_t rows,
                 std::uint64_t row_items, PackedPointer<direction> packed) {
@@ -141,7 +141,7 @@ void move_tiles(std::byte* strided, std::int64_t row_step, std::int64_t step, st
   }
 }
 
-// False where there is no such way for the item size.
+// False if there is no version for this item size.
 template <Direction direction>
 bool move_transposed(std::byte* strided, std::int64_t row_step, std::int64_t step, std::size_t item, std::uint64_t rows,
                      std::uint64_t row_items, PackedPointer<direction> packed) {

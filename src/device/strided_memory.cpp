@@ -23,7 +23,8 @@ StridedMemory simplify(StridedMemory memory) {
     memory.shape.assign(1, count);
     return memory;
   }
-  // In place: `kept` dimensions stand at the front, the last of them still open to take in its inner neighbour.
+  // In place: the first `kept` dimensions are done, except that the last of them may still merge with its inner
+  // neighbour.
   std::size_t kept = 0;
   for (std::size_t i = 0; i < memory.shape.size(); ++i) {
     if (memory.shape[i] == 1) continue;

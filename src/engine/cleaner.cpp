@@ -1,27 +1,45 @@
 #include "engine/cleaner.hpp"
 
+#include <exception>
 #include <utility>
+#include <vector>
 
 #include "base/thread.hpp"
 
 namespace slackwater {
+namespace {
 
-Cleaner::Cleaner(std::function<void(Need)> clean_up) : clean_up_(std::move(clean_up)) {}
+// Space may become free later than its file is deleted: the kernel ends the writes of a killed process after the
+// process itself, and some file systems free blocks with their next transaction. A rank that may not delete pauses too,
+// because rank 0 may be deleting.
+constexpr std::chrono::milliseconds kRoomPause{200};
+constexpr int kRoomPauses = 5;
+
+}  // namespace
+
+Cleaner::Cleaner(bool deletes, const RetentionPolicy& policy, StoreAccess& store, Guarded<LiveVersions>& live,
+                 Guarded<BackgroundErrors>& errors, const Log& log)
+    : deletes_(deletes), policy_(policy), store_(store), live_(live), errors_(errors), log_(log) {}
 
 Cleaner::~Cleaner() { stop(); }
 
 void Cleaner::start() {
-  if (thread_.joinable()) return;
+  if (!deletes_ || thread_.joinable()) return;
   thread_ = start_thread("sw-clean", [this](const std::stop_token& stop) { loop(stop); });
 }
 
 void Cleaner::request(Need need) {
+  if (!deletes_) return;
   {
     const std::lock_guard lock(mutex_);
     ++requested_;
     if (need == Need::kSpace) need_ = need;
   }
   changed_.notify_all();
+}
+
+void Cleaner::note_committed(const Manifest& manifest, bool pinned) {
+  if (live_.lock()->add_committed(manifest, pinned)) request();
 }
 
 void Cleaner::run_now() {
@@ -41,6 +59,7 @@ bool Cleaner::wait_idle(std::optional<std::chrono::steady_clock::time_point> dea
 }
 
 std::unique_lock<std::mutex> Cleaner::hold() {
+  if (!deletes_) return {};
   static_cast<void>(wait_idle({}));
   return std::unique_lock(running_);
 }
@@ -58,16 +77,16 @@ void Cleaner::stop() {
 void Cleaner::loop(const std::stop_token& stop) {
   while (true) {
     std::uint64_t serving = 0;
-    Need need = Need::kOrder;
+    Need need = Need::kRoutine;
     {
       std::unique_lock lock(mutex_);
       if (!changed_.wait(lock, stop, [&] { return requested_ > done_; }) || stop.stop_requested()) return;
       serving = requested_;
-      need = std::exchange(need_, Need::kOrder);
+      need = std::exchange(need_, Need::kRoutine);
     }
     {
       const std::lock_guard running(running_);
-      clean_up_(need);
+      clean_up(need);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -75,6 +94,43 @@ void Cleaner::loop(const std::stop_token& stop) {
     }
     changed_.notify_all();
   }
+}
+
+void Cleaner::clean_up(Need need) {
+  if (!live_.lock()->begin_clean_up()) return;
+  std::optional<std::vector<VersionInfo>> left;
+  try {
+    VersionStore& versions = store_.beside_commits();
+    auto cleaned = versions.clean_up(policy_, need);
+    if (cleaned) {
+      left = std::move(*cleaned);
+    } else {
+      log_.warn("old checkpoints could not be removed: {}", cleaned.error().to_string());
+      errors_.lock()->add(cleaned.error());
+      if (auto catalog = versions.scan_cached()) left = catalog->live_versions();
+      live_.lock()->ask_to_sweep();
+    }
+  } catch (const std::exception& trouble) {
+    log_.warn("old checkpoints could not be removed: {}", trouble.what());
+    live_.lock()->ask_to_sweep();
+  }
+  live_.lock()->end_clean_up(std::move(left));
+}
+
+std::function<bool()> Cleaner::room_maker() {
+  VersionStore& versions = store_.beside_commits();
+  // Counted from before the call that found no space: a version deleted since then is also worth another try.
+  return [this, &versions, before = versions.removed_count(), pauses = 0]() mutable {
+    if (deletes_) {
+      run_now();
+      const std::uint64_t now = versions.removed_count();
+      if (std::exchange(before, now) != now) return true;
+      if (!versions.removed_lately()) return false;
+    }
+    if (pauses++ == kRoomPauses) return false;
+    std::this_thread::sleep_for(kRoomPause);
+    return true;
+  };
 }
 
 }  // namespace slackwater

@@ -1,6 +1,8 @@
-// Cleaner: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer waits for a delete.
-// Requests that come while it is busy become one further run.
-// Thread rule: thread-safe; start() and stop() belong to the engine. Lifetime: stopped before what `clean_up` uses ends.
+// Cleaner: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer waits for
+// a delete. version/retention.hpp says what may go. Requests that come while it is busy become one further run.
+// Only rank 0 deletes. On other ranks there is no such thread, and every call returns at once.
+// Owned by EngineShared. Thread rule: thread-safe; start() and stop() belong to the engine.
+// Lifetime: stopped before the version store is closed, and after the threads that ask it for room.
 #pragma once
 
 #include <chrono>
@@ -11,36 +13,66 @@
 #include <optional>
 #include <thread>
 
-#include "commit/retention.hpp"
+#include "base/guarded.hpp"
+#include "base/log.hpp"
+#include "engine/background_errors.hpp"
+#include "engine/live_versions.hpp"
+#include "engine/store_access.hpp"
+#include "version/retention.hpp"
 
 namespace slackwater {
 
 class Cleaner {
  public:
-  explicit Cleaner(std::function<void(Need)> clean_up);
+  Cleaner(bool deletes, const RetentionPolicy& policy, StoreAccess& store, Guarded<LiveVersions>& live,
+          Guarded<BackgroundErrors>& errors, const Log& log);
   ~Cleaner();
 
-  void start();  // idempotent; as start_thread(), it throws std::system_error
-  void request(Need need = Need::kOrder);
-  // For space that somebody needs now: returns when a run that began after this call has ended, or the cleaner was stopped.
-  void run_now();
-  // False: still busy at the deadline. No deadline: waits for as long as it takes.
+  void start();  // idempotent; throws std::system_error, as start_thread() does
+  void request(Need need = Need::kRoutine);
+  // A version was committed and is live now. Requests a run if that leaves something to delete.
+  void note_committed(const Manifest& manifest, bool pinned);
+  // False: still busy at the deadline. Without a deadline it waits as long as it takes.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline);
-  // Waits for what was requested so far. No run begins as long as the lock is held: who holds it alone deletes.
+  // Waits for the runs requested so far. No run begins while the lock is held, so only its holder deletes.
   [[nodiscard]] std::unique_lock<std::mutex> hold();
-  void stop();  // after the run under way
+  void stop();  // after the current run
+
+  // For calls that may run out of space. The function makes room. True: try the call again.
+  [[nodiscard]] std::function<bool()> room_maker();
+  template <class Call>
+  [[nodiscard]] auto with_room(const Call& call) -> decltype(call()) {
+    const auto make_room = room_maker();
+    auto result = call();
+    while (!result && result.error().kind == ErrorKind::kNoSpace && make_room()) result = call();
+    return result;
+  }
+  // The same for a call that has the store to itself. It releases the lock while room is made, because delete() stops
+  // the cleaner and then waits for this lock.
+  template <class Call>
+  [[nodiscard]] auto alone_with_room(const Call& call) {
+    return with_room([&] { return store_.alone(call); });
+  }
 
  private:
   void loop(const std::stop_token& stop);
+  void clean_up(Need need);
+  // For a caller that needs space now. Returns when a run that began after this call has ended, or at stop().
+  void run_now();
 
-  const std::function<void(Need)> clean_up_;
+  const bool deletes_;
+  const RetentionPolicy& policy_;
+  StoreAccess& store_;
+  Guarded<LiveVersions>& live_;
+  Guarded<BackgroundErrors>& errors_;
+  const Log& log_;
 
-  std::mutex running_;  // held over a run, and by hold(); taken before mutex_
+  std::mutex running_;  // held during a run, and by hold(); taken before mutex_
   std::mutex mutex_;    // guards what follows
   std::condition_variable_any changed_;
   std::uint64_t requested_ = 0;  // runs asked for
   std::uint64_t done_ = 0;       // the last request that a finished run has served
-  Need need_ = Need::kOrder;     // of the next run
+  Need need_ = Need::kRoutine;     // of the next run
   bool stopped_ = false;
 
   std::jthread thread_;  // started last

@@ -1,72 +1,38 @@
-// close(): the end of an engine, beside whatever else is going on. The rule is in docs/threading.md:
-// what save() accepted before is committed or named, what comes later answers kClosed, and nothing is pulled from under a
-// call that is still inside.
-#include <algorithm>
+// close(): ends an engine while other calls may be running. docs/threading.md has the rule: steps that save() accepted
+// before are committed or named, later calls return kClosed, and a call that is still inside keeps what it uses.
 #include <system_error>
 #include <utility>
 
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "engine/engine_impl.hpp"
+#include "engine/skip_turns.hpp"
 
 namespace slackwater {
 namespace {
 
 constexpr std::chrono::milliseconds kCloseGrace{2000};  // for writes in flight, once close() has run out of time
 
-constexpr std::size_t kNamedSteps = 32;  // in one message; the log names them all
-
-std::string named_steps(const std::vector<std::uint64_t>& steps, std::uint64_t more = 0) {
-  std::string text = fmt::format("{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
-  if (more > 0) text += fmt::format(" and {} more (see the log)", more);
-  return text;
-}
-
 }  // namespace
-
-void Engine::Impl::add_failure(std::optional<Unreported>& unreported, const Error& error,
-                               std::optional<std::uint64_t> step) {
-  if (!unreported) {
-    unreported = Unreported{.first = error, .step = step};
-  } else if (!step || unreported->step == step ||
-             std::ranges::find(unreported->later, *step) != unreported->later.end()) {
-    return;
-  } else if (unreported->later.size() < kNamedSteps) {
-    unreported->later.push_back(*step);
-  } else {
-    ++unreported->more;
-  }
-}
-
-// Whoever reports one step must not leave the others unsaid.
-Error Engine::Impl::Unreported::in_words() const {
-  Error error = first;
-  if (!later.empty()) error.message += fmt::format("; not checkpointed either: {}", named_steps(later, more));
-  return error;
-}
 
 Status Engine::Impl::close(std::optional<std::chrono::milliseconds> timeout) {
   if (disowned()) return {};
-  {
-    Lock lock(mutex_);
-    if (closed_) return wait_closed(lock, timeout);
-    closed_ = true;
-  }
-  changed_.notify_all();  // a save() that waits for room
+  if (!shared_.jobs.begin_close()) return wait_closed(timeout);
   Status status = close_once(timeout);
-  // The last touch of this object: the destructor may be waiting for it.
-  std::lock_guard lock(mutex_);
+  // The last access to this object: the destructor may be waiting for it.
+  std::lock_guard lock(close_mutex_);
   close_ended_ = true;
-  changed_.notify_all();
+  close_changed_.notify_all();
   return status;
 }
 
-// Somebody else closes, or has closed, and reports what there is to report.
-Status Engine::Impl::wait_closed(Lock& lock, std::optional<std::chrono::milliseconds> timeout) {
+// Another call closes, or has closed, and reports the errors.
+Status Engine::Impl::wait_closed(std::optional<std::chrono::milliseconds> timeout) {
+  std::unique_lock lock(close_mutex_);
   const auto ended = [&] { return close_ended_; };
   if (!timeout) {
-    changed_.wait(lock, ended);
-  } else if (!changed_.wait_for(lock, *timeout, ended)) {
+    close_changed_.wait(lock, ended);
+  } else if (!close_changed_.wait_for(lock, *timeout, ended)) {
     return fail(Error{.kind = ErrorKind::kTimeout,
                       .message = "another close() is under way and has not ended yet",
                       .path = options_.path,
@@ -76,54 +42,45 @@ Status Engine::Impl::wait_closed(Lock& lock, std::optional<std::chrono::millisec
 }
 
 Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout) {
-  const auto deadline = timeout ? std::optional(Instant::now() + *timeout) : std::nullopt;
-  const Status idle = wait_idle(Level::kCommitted, timeout);
-  const bool cleaned = !cleaner_ || cleaner_->wait_idle(deadline);
-  // Those in flight first, then the failures: a step that the commit thread gives up in between is in both, not in neither.
-  const auto left = in_flight();     // closed_ is set: no save() adds to them any more
-  std::optional<Unreported> failed;  // while there was time
-  {
-    std::lock_guard lock(mutex_);
-    failed = std::exchange(unreported_, std::nullopt);
-  }
+  const auto deadline = timeout ? std::optional(EngineStatus::Instant::now() + *timeout) : std::nullopt;
+  const Status idle = shared_.jobs.wait_idle(Level::kCommitted, timeout);
+  const bool cleaned = shared_.cleaner.wait_idle(deadline);
+  // First the jobs in flight, then the failures. So a step that sw-commit gives up in between is in both, not in
+  // neither.
+  const auto left = shared_.jobs.snapshots();                           // close() has begun, so no save() adds any more
+  BackgroundErrors failed = std::exchange(*shared_.errors.lock(), {});  // taken before jobs are given up
   std::vector<std::shared_ptr<Snapshot::Impl>> unfinished;
   for (const auto& snapshot : left) {
-    if (auto error = snapshot->error()) {  // the commit thread may not have come to say so
+    if (auto error = snapshot->error()) {  // sw-commit may not have reported it yet
       error->message = fmt::format("step {} was not checkpointed: {}", snapshot->step(), error->message);
-      add_failure(failed, *error, snapshot->step());
+      failed.add(*error, snapshot->step());
     } else {
       unfinished.push_back(snapshot);
     }
   }
 
   bool ended = true;
-  if (left.empty() && cleaned && !(timeout && version_store_is_busy())) {
+  if (left.empty() && cleaned && !(timeout && shared_.store.busy())) {
     shut_down(true);
   } else {
-    // Something is still under way, if only the clearing away of a snapshot that has ended: whatever it waits for, we do not.
+    // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
     ended = shut_down_within(kCloseGrace);
     if (!ended)
-      log_.error("the storage at {} does not respond; threads that wait for it keep running after close()",
-                 options_.path);
+      shared_.log.error("the storage at {} does not respond; threads that wait for it keep running after close()",
+                        options_.path);
   }
 
-  // Asked only now: a decision that had begun goes its way, and may have ended well.
+  // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
   std::erase_if(unfinished, [](const auto& snapshot) { return snapshot->progress().level == Level::kCommitted; });
   if (unfinished.empty()) {
-    if (failed) return fail(failed->in_words());
+    if (failed.first()) return fail(failed.in_words());
     return ended ? Status() : idle;
   }
   std::vector<std::uint64_t> steps;
   for (const auto& snapshot : unfinished) steps.push_back(snapshot->step());
   std::string message = fmt::format("closed before everything was committed; given up: {}", named_steps(steps));
-  if (failed) message += fmt::format("; before that: {}", failed->in_words().message);
+  if (failed.first()) message += fmt::format("; before that: {}", failed.in_words().message);
   return fail(ErrorKind::kTimeout, std::move(message), options_.path);
-}
-
-bool Engine::Impl::version_store_is_busy() {
-  const std::unique_lock lock(versions_mutex_, std::try_to_lock);
-  const std::unique_lock alone(versions_alive_, std::try_to_lock);
-  return !lock.owns_lock() || !alone.owns_lock();
 }
 
 bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
@@ -144,7 +101,7 @@ bool Engine::Impl::shut_down_within(std::chrono::milliseconds grace) {
       state->changed.notify_all();
     });
   } catch (const std::system_error& trouble) {
-    log_.error("could not start the thread that shuts down the engine: {}", trouble.what());
+    shared_.log.error("could not start the thread that shuts down the engine: {}", trouble.what());
     return false;
   }
   std::unique_lock lock(state->mutex);
@@ -160,69 +117,28 @@ void Engine::Impl::shut_down(bool in_time) {
                       .message = "the checkpointer was closed before this snapshot was committed",
                       .path = options_.path};
   if (!in_time) {
-    std::vector<std::shared_ptr<Voyage>> voyages;
-    {
-      std::lock_guard lock(mutex_);
-      voyages.assign(active_.begin(), active_.end());
-    }
-    for (const auto& voyage : voyages) {
-      voyage->snapshot->fail(closing);
-      give_up(voyage, closing);
+    for (const auto& job : shared_.jobs.jobs()) {
+      job->snapshot->fail(closing);
+      Pipeline::give_up(*job, closing);
     }
   }
-  turn_thread_.request_stop();
-  if (turn_thread_.joinable()) turn_thread_.join();
-  plan_thread_.request_stop();
-  if (plan_thread_.joinable()) plan_thread_.join();
-  if (!in_time) {  // what the plan thread never saw
-    std::lock_guard lock(mutex_);
-    for (const auto& voyage : to_plan_) {
-      voyage->snapshot->release_sources();
-      voyage->arrived = true;
-    }
-    to_plan_.clear();
-  }
+  // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
+  if (shared_.turns) shared_.turns->stop();
+  planner_.stop();
+  if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took
+  std::shared_ptr<Pipeline> pipeline;           // released last, and after a restore() that reads into its pool
   {
-    EngineStats last = stats();
-    std::lock_guard lock(mutex_);
-    stats_ = std::move(last);
-    pipeline_stopped_ = true;
+    const auto slot = shared_.pipeline.lock();
+    slot->last_stats = slot->stats();
+    slot->stopped = true;
+    pipeline = slot->pipeline;
   }
-  if (pipeline_) pipeline_->stop();  // every voyage has arrived now
-  commit_thread_.request_stop();
-  if (commit_thread_.joinable()) commit_thread_.join();
-  if (cleaner_) cleaner_->stop();
-  std::shared_ptr<Pipeline> pipeline;  // goes outside the lock, and only after a restore() that reads into its pool
-  bool leave = false;
-  {
-    std::lock_guard lock(mutex_);
-    pipeline = std::move(pipeline_);
-    leave = coordinator_ && restoring_ == 0;
-    leave_to_restore_ = coordinator_ && restoring_ > 0;
-  }
-  if (leave) coordinator_->leave();
-  std::lock_guard lock(versions_mutex_);
-  std::lock_guard alone(versions_alive_);
-  versions_.reset();
-}
-
-Status Engine::Impl::Restoring::begin() {
-  if (engine_.disowned()) return fail(disowned_error());
-  std::lock_guard lock(engine_.mutex_);
-  if (engine_.closed_) return fail(engine_.closed_error());
-  ++engine_.restoring_;
-  began_ = true;
-  return {};
-}
-
-Engine::Impl::Restoring::~Restoring() {
-  if (!began_) return;
-  bool leave = false;
-  {
-    std::lock_guard lock(engine_.mutex_);
-    leave = --engine_.restoring_ == 0 && std::exchange(engine_.leave_to_restore_, false);
-  }
-  if (leave) engine_.coordinator_->leave();
+  if (pipeline) pipeline->stop();  // every save job has arrived now
+  committer_.stop();
+  shared_.cleaner.stop();
+  shared_.pipeline.lock()->pipeline.reset();
+  restorer_.leave_ranks();
+  shared_.store.close();
 }
 
 }  // namespace slackwater

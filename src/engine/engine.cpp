@@ -37,12 +37,10 @@ Result<Engine> open_engine(Options options, EngineParts parts) {
   const Log log(options.log);
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
-  SW_ASSIGN(Catalog catalog, versions->scan());
+  SW_ASSIGN(const Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
-  auto impl = std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions),
-                                             std::move(catalog), log);
-  impl->prepare_pool();
-  return Engine(std::move(impl));
+  return Engine(
+      std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions), catalog, log));
 }
 
 Result<Engine> Engine::open(Options options) { return open_engine(std::move(options), {}); }
@@ -59,7 +57,7 @@ Engine& Engine::operator=(Engine&& other) noexcept {
 }
 
 Engine::~Engine() {
-  // In a forked child neither threads nor locks are ours: the copy of the parent's memory is left alone.
+  // A forked child has neither the threads nor valid locks. It leaks the copy of the parent's engine.
   if (impl_ && impl_->disowned()) static_cast<void>(impl_.release());
   if (!impl_) return;
   if (auto status = impl_->close({}); !status) impl_->log_error(status.error());
@@ -72,6 +70,8 @@ Result<std::optional<Snapshot>> Engine::save(std::uint64_t step, State state) {
 Result<std::optional<Restored>> Engine::restore(const RestoreOptions& options, const Plan& plan) {
   return impl_->restore(options, plan);
 }
+Status Engine::prepare(State state) { return impl_->prepare(std::move(state)); }
+Result<bool> Engine::wait_prepared(std::chrono::milliseconds timeout) { return impl_->wait_prepared(timeout); }
 Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   return impl_->wait(level, timeout);
 }

@@ -145,7 +145,8 @@ constexpr std::array kRows{
         set_pool},
     Row{{"slab", "bytes", "8MiB", "", "Size of one buffer of the pool, a multiple of 1 MiB."}, set_slab},
     Row{{"copy_threads", "count", "0", "",
-         "Threads that copy tensors into the pool; 0 takes up to two, as cores allow."},
+         "Threads that copy tensors into the pool, and threads that touch its memory at the start; 0 takes up to two "
+         "and four, as cores allow."},
         set_within<&Options::copy_threads, 0, 64>},
     Row{{"queue_depth", "count", "0", "", "Writes under way at once; 0 chooses by itself."},
         set_within<&Options::queue_depth, 0, 1024>},
@@ -177,6 +178,12 @@ constexpr std::array kRows{
     Row{{"cuda_driver", "text", "libcuda.so.1", "",
          "The CUDA driver's library, by name or path; it is loaded when the first CUDA tensor is seen."},
         set_cuda_driver},
+    Row{{"copies_ahead", "bytes", "64MiB", "",
+         "Bytes queued on a CUDA device before the fence; less lets the trainer's own copies pass sooner; 0 is no "
+         "limit."},
+        set<&Options::copies_ahead_bytes, parse_bytes>},
+    Row{{"batched_copies", "flag", "true", "", "Use the CUDA driver's call for many copies at once, where it has one."},
+        set<&Options::batched_copies, parse_flag>},
     Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."},
         set_within<&Options::rank, 0, kMaxWorld - 1>},
     Row{{"world", "count", "1", "", "How many processes save together, each its own part, as one version."},

@@ -5,16 +5,23 @@
 #include <utility>
 
 #include "base/result.hpp"
-#include "stage/window_copy.hpp"
+#include "stage/chunk_copier.hpp"
 
 namespace slackwater {
 namespace {
 
 constexpr unsigned kMaxAutoCopyThreads = 2;
+constexpr unsigned kMaxAutoTouchThreads = 4;
 
 unsigned copy_threads(const Options& options) {
   if (options.copy_threads != 0) return options.copy_threads;
   return std::clamp(std::thread::hardware_concurrency(), 1u, kMaxAutoCopyThreads);
+}
+
+// They run once, while the trainer has something else to do, so they may use more cores than the copies.
+unsigned touch_threads(const Options& options) {
+  if (options.copy_threads != 0) return options.copy_threads;
+  return std::clamp(std::thread::hardware_concurrency() / options.local_ranks, 1u, kMaxAutoTouchThreads);
 }
 
 }  // namespace
@@ -37,14 +44,15 @@ void Pipeline::Registrar::pin_ready() {
 }
 
 Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devices, const Options& options,
-                                                   std::uint32_t slab_count, Log log) {
+                                                   std::uint32_t slab_count, int numa_node, Log log) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline);
+  pipeline->numa_node_ = numa_node;
   pipeline->direct_io_ = options.direct_io;
-  SW_ASSIGN(pipeline->writer_, StreamWriter::create(fs,
-                                                    {.queue_depth = options.queue_depth,
-                                                     .force_threads = options.io_backend == IoBackend::kThreads,
-                                                     .buffer_slots = slab_count},
-                                                    log));
+  SW_ASSIGN(pipeline->writer_, FileWriter::create(fs,
+                                                  {.queue_depth = options.queue_depth,
+                                                   .force_threads = options.io_backend == IoBackend::kThreads,
+                                                   .buffer_slots = slab_count},
+                                                  log));
   if (options.io_backend == IoBackend::kUring && pipeline->writer_->backend() != "io_uring") {
     return fail(
         ErrorKind::kUnsupported,
@@ -59,16 +67,18 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
                                  [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
                                    registrar->slab_ready(index, memory);
                                  },
-                                 devices.numa_node()));
+                                 numa_node, TouchOptions{.threads = touch_threads(options), .log = log}));
   pipeline->stager_ = std::make_unique<Stager>(
-      *pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options), .stall_timeout = options.stall_timeout});
+      *pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options),
+                                        .copies_ahead_bytes = options.copies_ahead_bytes,
+                                        .stall_timeout = options.stall_timeout});
   return pipeline;
 }
 
 Pipeline::~Pipeline() { stop(); }
 
 void Pipeline::stop() {
-  // The stager stays, without threads: streams that the writer ends below still tell it to cancel their copies.
+  // The stager stays, without threads: files that the writer ends below still tell it to cancel their copies.
   if (stager_) stager_->stop();
   if (registrar_) {
     std::lock_guard lock(registrar_->mutex);
@@ -80,105 +90,134 @@ void Pipeline::stop() {
   writer_.reset();  // gives its slabs back
 }
 
-// The copies' road from each device: pinned slabs first, without which the driver copies slowly and makes its callers wait.
-Status Pipeline::begin_passages(const Capture& captured, StageJob& job) {
-  if (captured.devices.empty()) return {};
-  {
-    std::lock_guard lock(registrar_->mutex);
-    registrar_->pin_ready();
-    if (registrar_->trouble && !std::exchange(told_pin_trouble_, true)) {
-      log_->warn("the pool could not be registered with CUDA, so copies from the device are slow: {}",
-                 registrar_->trouble->to_string());
-    }
+// Before copies from a device are queued: with slabs that are not pinned, the driver copies slowly and blocks its
+// caller.
+void Pipeline::pin_slabs() {
+  std::lock_guard lock(registrar_->mutex);
+  registrar_->pin_ready();
+  if (registrar_->trouble && !std::exchange(told_pin_trouble_, true)) {
+    log_->warn("the pool could not be registered with CUDA, so copies from the device are slow: {}",
+               registrar_->trouble->to_string());
   }
-  for (const DeviceCapture& part : captured.devices) {
-    std::vector<const StridedMemory*> guarded;
-    if (!captured.whole_fingerprint) {
-      for (const std::uint32_t i : part.guarded) guarded.push_back(&job.sources[i].memory);
-    }
-    SW_ASSIGN(auto passage, part.device->begin(part.produced, guarded, captured.seed));
-    job.passages.push_back({part.device, std::move(passage)});
-  }
-  return {};
 }
 
-Status Pipeline::launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived,
-                        std::function<bool()> make_room) {
-  const auto& parts = voyage->layout->parts;
-  auto job = std::make_shared<StageJob>();
-  job->sources = std::move(voyage->captured.sources);
-  SW_TRY(begin_passages(voyage->captured, *job));
-  voyage->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
-  voyage->written.resize(parts.size());
-  voyage->job = job;
+void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_arrived,
+                      std::function<bool()> make_room) {
+  const auto& parts = job->layout->parts;
+  auto stage_job = std::make_shared<StageJob>();
+  // Moved, not copied: the device copies point to the sources.
+  stage_job->sources = std::move(job->captured.sources);
+  stage_job->device_copies = std::move(job->device_copies);
+  if (!stage_job->device_copies.empty()) pin_slabs();
+  job->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
+  job->written.resize(parts.size());
+  job->stage_job = stage_job;
 
   for (std::uint32_t part = 0; part < parts.size(); ++part) {
-    // A stream that fails takes the copies with it, and they the other streams: the whole snapshot fails once.
-    voyage->streams.push_back(writer_->begin(StreamSpec{
-        .path = voyage->directory + "/" + parts[part].file_name(),
+    // A file that fails cancels the copies, and they abandon the other files. So the whole snapshot fails once.
+    job->files.push_back(writer_->begin(FileSpec{
+        .path = job->directory + "/" + parts[part].file_name(),
         .size_bytes = parts[part].size_bytes(),
         .direct = direct_io_,
         .make_room = make_room,
         .on_progress =
-            [snapshot = voyage->snapshot, counted = std::uint64_t{0}](std::uint64_t bytes) mutable {
+            [snapshot = job->snapshot, counted = std::uint64_t{0}](std::uint64_t bytes) mutable {
               snapshot->add_written(bytes - counted);
               counted = bytes;
             },
         .on_written =
-            [this, voyage, part, on_arrived](Result<WrittenStream> result) {
+            [this, job, part, on_arrived](Result<WrittenFile> result) {
               if (result) {
-                std::lock_guard lock(voyage->mutex);
-                voyage->written[part] = std::move(*result);
+                std::lock_guard lock(job->mutex);
+                job->written[part] = std::move(*result);
               } else {
-                voyage->snapshot->fail(result.error());
-                stager_->cancel(voyage->job, result.error());
+                job->snapshot->fail(result.error());
+                stager_->cancel(job->stage_job, result.error());
               }
-              voyage->end_one(on_arrived);
+              job->end_one(on_arrived);
             },
     }));
   }
 
-  job->layout = voyage->layout;
-  job->names.reserve(voyage->state.tensors.size());
-  for (const Tensor& tensor : voyage->state.tensors) job->names.push_back(tensor.name);
-  job->tree = std::move(voyage->state.tree);
-  job->seed = voyage->captured.seed;
-  job->whole_fingerprint = voyage->captured.whole_fingerprint;
-  // `voyage` is captured weakly where the job itself would otherwise keep the voyage, and the voyage the job, alive for ever.
-  job->on_slab = [this, snapshot = voyage->snapshot, streams = voyage->streams](FullSlab slab) {
+  stage_job->layout = job->layout;
+  stage_job->names.reserve(job->state.tensors.size());
+  for (const Tensor& tensor : job->state.tensors) stage_job->names.push_back(tensor.name);
+  stage_job->tree = std::move(job->state.tree);
+  stage_job->seed = job->captured.seed;
+  stage_job->whole_fingerprint = job->captured.whole_fingerprint;
+  // The stage job's callbacks hold the snapshot, or the save job weakly. The save job owns the stage job, so a strong
+  // reference would keep both alive for ever.
+  stage_job->on_slab = [this, snapshot = job->snapshot, files = job->files](FullSlab slab) {
     snapshot->add_staged(slab.size_bytes);
     const std::span<std::byte> memory = slab.lease.memory();
     const int buffer = slab.lease.index();
-    writer_->write(streams[slab.part],
+    writer_->write(files[slab.part],
                    SlabWrite{.memory = memory,
                              .buffer = buffer,
                              .offset = slab.offset,
                              .size_bytes = slab.size_bytes,
                              .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
   };
-  job->on_queued = [snapshot = voyage->snapshot](std::vector<DevicePoint> points) {
-    snapshot->reach_fenced(std::move(points));
+  stage_job->on_queued = [snapshot = job->snapshot](std::vector<DevicePoint> points) {
+    snapshot->reach(Level::kFenced, std::move(points));
   };
-  job->on_done = [this, weak = std::weak_ptr(voyage), on_arrived](Status status) {
+  stage_job->on_done = [this, weak = std::weak_ptr(job), on_arrived](Status status) {
     const auto self = weak.lock();
-    if (!self) return;  // cannot happen: the engine holds every voyage until it arrived
+    if (!self) return;  // cannot happen: InFlight holds every save job until it has arrived
     if (status) {
       self->snapshot->reach(Level::kStaged);
     } else {
       if (status.error().kind == ErrorKind::kTorn)
-        self->snapshot->fail_torn(changed_tensors(*self->job, status.error().path));
+        self->snapshot->fail_torn(changed_tensors(*self->stage_job, status.error().tensor));
       self->snapshot->fail(status.error());
-      for (const auto stream : self->streams) writer_->abandon(stream, status.error());
+      for (const auto file : self->files) writer_->abandon(file, status.error());
     }
-    self->captured.devices.clear();  // copies out of the duplicates are over
+    self->captured.devices.clear();  // the early copies have been read
     self->state.owner.reset();
     self->snapshot->release_sources();
     self->end_one(on_arrived);
   };
-  stager_->enqueue(std::move(job));
-  return {};
+  // The hook is removed when the snapshot retires, which is before the stager goes.
+  const bool on_device = !job->captured.devices.empty();  // on_done clears them
+  stager_->enqueue(stage_job);
+  if (on_device) {
+    job->snapshot->set_queue_all([stager = stager_.get(), weak = std::weak_ptr(stage_job)] {
+      if (const auto self = weak.lock()) stager->queue_all(self);
+    });
+  }
 }
 
-void Pipeline::cancel(Voyage& voyage, const Error& error) { stager_->cancel(voyage.job, error); }
+void Pipeline::give_up(SaveJob& job, const Error& error) {
+  {
+    std::lock_guard lock(job.mutex);
+    if (job.launched == nullptr) {
+      job.given_up = true;
+      job.snapshot->fail(error);
+      job.snapshot->release_sources();
+      return;
+    }
+  }
+  job.launched->stager_->cancel(job.stage_job, error);
+}
+
+EngineStats PipelineSlot::stats() const {
+  if (!pipeline || stopped) return last_stats;
+  EngineStats stats;
+  stats.pool_bytes = pipeline->pool_bytes();
+  stats.pool_numa_node = pipeline->numa_node();
+  stats.bytes_written = pipeline->writer().bytes_written();
+  stats.io_backend = pipeline->writer().backend();
+  stats.direct_io = pipeline->direct_io() && pipeline->writer().direct();
+  stats.registered_buffers = pipeline->writer().registered_buffers();
+  return stats;
+}
+
+bool PipelineSlot::busy_touching() const {
+  return skips_steps && pipeline && !stopped && pipeline->pool().touched_count() < pipeline->pool().slab_count();
+}
+
+std::shared_ptr<Pipeline> PipelineSlot::idle() const {
+  return pipeline && !stopped && pipeline->pool().free_count() > 0 ? pipeline : nullptr;
+}
 
 }  // namespace slackwater

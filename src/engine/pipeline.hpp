@@ -1,5 +1,5 @@
-// Pipeline: the part of the road with threads on it: pool, copy threads, writer. The only place that joins stage and store.
-// Owned by the engine, made at its first save. Thread rule: launch() from the plan thread, the rest from any.
+// Pipeline: pool, copy threads and file writer. The only place that joins stage and store.
+// Owned by the engine, made at its first save. Thread rule: launch() from sw-plan, the rest from any thread.
 // Lifetime: FileSystem and Devices outlive it. The destructor ends what is under way and waits for writes in flight.
 #pragma once
 
@@ -13,12 +13,12 @@
 
 #include "base/log.hpp"
 #include "device/devices.hpp"
-#include "engine/voyage.hpp"
+#include "engine/save_job.hpp"
 #include "os/file_system.hpp"
-#include "slackwater/options.hpp"
+#include "slackwater/engine.hpp"
 #include "stage/pool.hpp"
 #include "stage/stager.hpp"
-#include "store/stream_writer.hpp"
+#include "store/file_writer.hpp"
 
 namespace slackwater {
 
@@ -26,31 +26,32 @@ class Pipeline {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Pipeline>> create(FileSystem& fs, Devices& devices,
                                                                 const Options& options, std::uint32_t slab_count,
-                                                                Log log);
+                                                                int numa_node, Log log);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Opens the streams and queues the copies; needs directory, layout and captured sources. `on_arrived` is called once,
-  // when nothing of this voyage is under way any more, which includes the caller: he too ends with Voyage::end_one(). The snapshot tells whether it failed.
-  // An Error (of a device): nothing was launched, and on_arrived will not be called.
-  // `make_room`: as StreamSpec has it.
-  [[nodiscard]] Status launch(const std::shared_ptr<Voyage>& voyage, std::function<void()> on_arrived,
-                              std::function<bool()> make_room);
-  // Ends what is under way, waits for writes in flight, joins the threads. Every voyage has arrived afterwards. Idempotent.
+  // Opens the files and queues the copies. Needs directory, layout and captured sources. `on_arrived` is called once,
+  // after the last outstanding operation of this job has finished. The caller counts as one operation and must call
+  // SaveJob::end_one() too. The snapshot tells whether the job failed. `make_room`: as in FileSpec.
+  void launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_arrived, std::function<bool()> make_room);
+  // Ends what is under way, waits for writes in flight, joins the threads. Every save job has arrived afterwards.
+  // Idempotent.
   void stop();
-  // Gives a launched voyage up; it arrives as failed.
-  void cancel(Voyage& voyage, const Error& error);
+  // Gives up a save job, whether or not it was launched yet. It arrives as failed.
+  static void give_up(SaveJob& job, const Error& error);
 
   [[nodiscard]] Pool& pool() { return *pool_; }
   [[nodiscard]] std::uint64_t pool_bytes() const { return pool_->slab_bytes() * pool_->slab_count(); }
-  [[nodiscard]] const StreamWriter& writer() const { return *writer_; }
+  [[nodiscard]] const FileWriter& writer() const { return *writer_; }
+  [[nodiscard]] bool direct_io() const { return direct_io_; }
+  [[nodiscard]] int numa_node() const { return numa_node_; }  // that its pages are asked for on; -1: any
 
  private:
-  // The pool's touching thread registers slabs with the writer, and with CUDA once that is in use; both may go before the pool.
+  // sw-touch-N register slabs with the writer, and with CUDA once that is in use. Both may be gone before the pool is.
   struct Registrar {
     std::mutex mutex;
-    StreamWriter* writer = nullptr;
+    FileWriter* writer = nullptr;
     Devices* devices = nullptr;
     std::vector<std::span<std::byte>> ready;   // slabs that were touched
     std::vector<std::span<std::byte>> pinned;  // of those, the ones CUDA knows
@@ -61,15 +62,33 @@ class Pipeline {
   };
 
   Pipeline() = default;
-  [[nodiscard]] Status begin_passages(const Capture& captured, StageJob& job);
+  void pin_slabs();
 
   bool direct_io_ = true;
+  int numa_node_ = -1;
   std::optional<Log> log_;
-  bool told_pin_trouble_ = false;  // of the plan thread
+  bool told_pin_trouble_ = false;  // of sw-plan
   std::shared_ptr<Registrar> registrar_;
   std::unique_ptr<Pool> pool_;
-  std::unique_ptr<StreamWriter> writer_;
+  std::unique_ptr<FileWriter> writer_;
   std::unique_ptr<Stager> stager_;
+};
+
+// The engine's one pipeline. PipelineMaker makes it, and it is released at the end of close(). A restore() that reads
+// into its pool may keep it longer. Thread rule: one thread at a time (Guarded, in EngineShared).
+struct PipelineSlot {
+  std::shared_ptr<Pipeline> pipeline;  // null: not made yet, or released
+  bool stopped = false;
+  bool foreseen = false;     // sized for a state that nobody has saved yet: the first save may want a larger one
+  bool skips_steps = false;  // prepare() was called: with OnBusy::kSkip, steps are skipped until the pool is touched
+  EngineStats last_stats = {};  // when it was stopped
+
+  [[nodiscard]] EngineStats stats() const;  // without those of snapshots
+  // For restore(), which may read into the pool, whose memory is already touched and registered. Null also if no slab
+  // is free: a write that never ends may hold them all.
+  [[nodiscard]] std::shared_ptr<Pipeline> idle() const;
+  // Whether a first save would wait for the pool although prepare() was called.
+  [[nodiscard]] bool busy_touching() const;
 };
 
 }  // namespace slackwater

@@ -1,5 +1,6 @@
 #include "engine/snapshot_impl.hpp"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -34,7 +35,20 @@ Error torn_error(const std::vector<std::string>& tensors) {
                              "writing to {} (captured inside save() from now on)",
                              tensors.at(0), one ? " was" : fmt::format(" and {} more were", tensors.size() - 1),
                              one ? "it" : "them"),
-      .path = {}};
+      .path = {},
+      .tensor = tensors.front()};
+}
+
+Error freed_error(const std::vector<std::string>& tensors) {
+  const bool one = tensors.size() == 1;
+  return Error{
+      .kind = ErrorKind::kTorn,
+      .message = fmt::format("the memory of tensor '{}'{} was freed or moved between save() and the fence; call "
+                             "fence(host=True) before freeing, resizing or offloading {}",
+                             tensors.at(0), one ? "" : fmt::format(" and of {} more", tensors.size() - 1),
+                             one ? "it" : "them"),
+      .path = {},
+      .tensor = tensors.front()};
 }
 
 namespace {
@@ -47,15 +61,17 @@ Error stalled_error(std::chrono::milliseconds stall_timeout) {
                .retryable = true};
 }
 
-// Orders the streams behind the points of their devices. False where that cannot be: a device without a stream, or in trouble.
-bool hold_streams(std::span<const DevicePoint> points, std::span<const StreamRef> streams) {
+// Orders the streams after the points of their devices. False: a device has no stream here, reports an error, or has a
+// stream that takes no work because another one is being captured. The caller then waits on the host. A stream that is
+// itself being captured is left alone: nothing runs there yet, and each replay of the graph needs a fence of its own.
+bool make_streams_wait(std::span<const DevicePoint> points, std::span<const StreamRef> streams) {
   for (const DevicePoint& point : points) {
     bool met = false;
     for (const StreamRef& stream : streams) {
       if (stream.device != point.device->ordinal()) continue;
-      const auto capturing = point.device->capturing(stream.handle);
-      if (!capturing) return false;
-      if (!*capturing && !point.device->hold(stream.handle, *point.event)) return false;
+      const auto status = point.device->capture_status(stream.handle);
+      if (!status || *status == CaptureStatus::kImplicit) return false;
+      if (*status == CaptureStatus::kNone && !point.device->stream_wait(stream.handle, *point.event)) return false;
       met = true;
     }
     if (!met) return false;
@@ -65,23 +81,24 @@ bool hold_streams(std::span<const DevicePoint> points, std::span<const StreamRef
 
 }  // namespace
 
-Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<SharedFacts> facts)
-    : spec_(spec), facts_(std::move(facts)), sealed_(!spec.sealed_by_caller) {
+Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<EngineStatus> engine_status)
+    : spec_(spec), engine_status_(std::move(engine_status)), sealed_(!spec.sealed_by_caller) {
   stats_.tensor_count = spec.tensor_count;
   stats_.at_once_bytes = spec.at_once_bytes;
   stats_.busy_seconds = spec.busy_seconds;
 }
 
 Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
-  if (disowned()) return slackwater::fail(disowned_error());
+  if (engine_status_->is_disowned()) return slackwater::fail(disowned_error());
   const auto began = Instant::now();
+  want_all_queued();
   std::unique_lock lock(mutex_);
   const auto note_time = [&] { stats_.fence_seconds += std::chrono::duration<double>(Instant::now() - began).count(); };
   bool free = wait_for_copies(lock, !streams.empty());
   if (free && !released_) {
     const std::vector<DevicePoint> points = points_;
     lock.unlock();
-    const bool ordered = hold_streams(points, streams);
+    const bool ordered = make_streams_wait(points, streams);
     lock.lock();
     if (ordered) {
       ++stats_.device_fences;
@@ -100,33 +117,32 @@ Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
 
 bool Snapshot::Impl::wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough) {
   bool given_up = false;
-  // Staged is not enough: the sources are released a moment later, and then nobody needs a wait on the device.
+  // Only kFenced itself: once staged, the sources are released a moment later, and no wait on the device is needed.
   while (!released_ && !(queued_is_enough && level_ == Level::kFenced)) {
-    const auto patience = spec_.stall_timeout - facts_->still_for();
-    if (patience > Instant::duration::zero()) {
-      changed_.wait_for(lock, patience);
+    const auto deadline = spec_.stall_timeout - engine_status_->still_for();
+    if (deadline > Instant::duration::zero()) {
+      changed_.wait_for(lock, deadline);
       continue;
     }
     if (given_up) return false;
     // Nothing has moved for too long: training matters more than this snapshot.
     given_up = true;
     lock.unlock();
-    give_up_stalled();
-    facts_->note_progress();  // the next look comes after another full stall_timeout
+    {
+      std::lock_guard cancel_lock(cancel_mutex_);
+      if (cancel_) cancel_(stalled_error(spec_.stall_timeout));
+    }
+    engine_status_->note_progress();  // check again after another full stall_timeout
     lock.lock();
   }
   return true;
 }
 
-void Snapshot::Impl::give_up_stalled() {
-  std::lock_guard cancel_lock(cancel_mutex_);
-  if (cancel_) cancel_(stalled_error(spec_.stall_timeout));
-}
-
 Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
-  if (disowned()) return slackwater::fail(disowned_error());
+  if (engine_status_->is_disowned()) return slackwater::fail(disowned_error());
+  if (level == Level::kFenced) want_all_queued();
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return reached(level) || error_.has_value(); };
+  const auto over = [&] { return level_ >= level || error_.has_value(); };
   if (!timeout) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_for(lock, *timeout, over)) {
@@ -137,19 +153,13 @@ Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds
               .path = {},
               .retryable = true});
   }
-  // An error after the level was reached (a torn capture seen at commit) is still the truth about this snapshot.
+  // An error after the level was reached (a torn capture found at the commit) still means that the snapshot failed.
   if (error_) return slackwater::fail(*error_);
   return {};
 }
 
-bool Snapshot::Impl::released() const {
-  if (disowned()) return true;
-  std::lock_guard lock(mutex_);
-  return released_;
-}
-
 bool Snapshot::Impl::wait_released(std::optional<std::chrono::milliseconds> timeout) const {
-  if (disowned()) return true;
+  if (engine_status_->is_disowned()) return true;
   std::unique_lock lock(mutex_);
   if (!timeout) {
     changed_.wait(lock, [&] { return released_; });
@@ -158,8 +168,15 @@ bool Snapshot::Impl::wait_released(std::optional<std::chrono::milliseconds> time
   return changed_.wait_for(lock, *timeout, [&] { return released_; });
 }
 
-void Snapshot::Impl::seal(std::vector<std::string> torn_tensors) {
-  if (disowned()) return;
+void Snapshot::Impl::seal(std::vector<std::string> torn_tensors, const std::vector<std::string>& freed_tensors) {
+  if (engine_status_->is_disowned()) return;
+  if (!freed_tensors.empty()) {
+    Error error = freed_error(freed_tensors);
+    for (const std::string& tensor : freed_tensors)
+      if (std::ranges::find(torn_tensors, tensor) == torn_tensors.end()) torn_tensors.push_back(tensor);
+    fail_torn(std::move(torn_tensors), std::move(error));
+    return;
+  }
   if (!torn_tensors.empty()) {
     fail_torn(std::move(torn_tensors));
     return;
@@ -172,13 +189,13 @@ void Snapshot::Impl::seal(std::vector<std::string> torn_tensors) {
 }
 
 std::optional<Error> Snapshot::Impl::error() const {
-  if (disowned()) return disowned_error();
+  if (engine_status_->is_disowned()) return disowned_error();
   std::lock_guard lock(mutex_);
   return error_;
 }
 
 Progress Snapshot::Impl::progress() const {
-  if (disowned()) return {};
+  if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return Progress{.level = level_,
                   .failed = error_.has_value(),
@@ -188,7 +205,7 @@ Progress Snapshot::Impl::progress() const {
 }
 
 SnapshotStats Snapshot::Impl::stats() const {
-  if (disowned()) return {};
+  if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return stats_;
 }
@@ -198,36 +215,51 @@ void Snapshot::Impl::set_cancel(std::function<void(Error)> cancel) {
   cancel_ = std::move(cancel);
 }
 
+void Snapshot::Impl::set_queue_all(std::function<void()> queue_all) {
+  const std::lock_guard lock(queue_all_mutex_);
+  queue_all_ = std::move(queue_all);
+  if (all_wanted_) queue_all_();
+}
+
+void Snapshot::Impl::want_all_queued() {
+  const std::lock_guard lock(queue_all_mutex_);
+  if (std::exchange(all_wanted_, true) || !queue_all_) return;
+  queue_all_();
+}
+
 void Snapshot::Impl::finish_save() {
   std::lock_guard lock(mutex_);
   stats_.save_seconds = since_save_began();
 }
 
 void Snapshot::Impl::set_total(std::uint64_t total_bytes) {
-  facts_->note_progress();
+  engine_status_->note_progress();
   std::lock_guard lock(mutex_);
   stats_.total_bytes = total_bytes;
 }
 
 void Snapshot::Impl::add_staged(std::uint64_t bytes) {
   staged_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  facts_->note_progress();
+  engine_status_->note_progress();
 }
 
 void Snapshot::Impl::add_written(std::uint64_t bytes) {
   written_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  facts_->note_progress();
+  engine_status_->note_progress();
 }
 
-void Snapshot::Impl::reach(Level level) {
-  facts_->note_progress();
+void Snapshot::Impl::reach(Level level, std::vector<DevicePoint> points) {
+  engine_status_->note_progress();
   {
     std::lock_guard lock(mutex_);
     if (error_ || level <= level_) return;
     level_ = level;
     switch (level) {
       case Level::kCaptured: break;
-      case Level::kFenced: stats_.fenced_seconds = since_save_began(); break;
+      case Level::kFenced:
+        points_ = std::move(points);
+        stats_.fenced_seconds = since_save_began();
+        break;
       case Level::kStaged:
         stats_.staged_seconds = since_save_began();
         if (stats_.fenced_seconds == 0) stats_.fenced_seconds = stats_.staged_seconds;
@@ -237,15 +269,6 @@ void Snapshot::Impl::reach(Level level) {
     }
   }
   changed_.notify_all();
-}
-
-void Snapshot::Impl::reach_fenced(std::vector<DevicePoint> points) {
-  {
-    std::lock_guard lock(mutex_);
-    if (error_) return;
-    points_ = std::move(points);
-  }
-  reach(Level::kFenced);
 }
 
 void Snapshot::Impl::release_sources() {
@@ -266,13 +289,16 @@ void Snapshot::Impl::fail(Error error) {
   changed_.notify_all();
 }
 
-void Snapshot::Impl::fail_torn(std::vector<std::string> tensors) {
+void Snapshot::Impl::fail_torn(std::vector<std::string> tensors, std::optional<Error> error) {
+  if (!error) error = torn_error(tensors);
+  // First: whoever sees this snapshot fail may save again, and that capture must know of these tensors.
+  if (spec_.at_once_tensors) engine_status_->torn.learn(tensors);
   {
-    // At once: a commit thread that finds it sealed must find the error too.
+    // Under one lock: if sw-commit finds the snapshot sealed, it must find the error too.
     std::lock_guard lock(mutex_);
     sealed_ = true;
-    if (!error_ && !deciding_) error_ = torn_error(tensors);
-    // The engine and the caller look in different ways: each may find some that the other does not.
+    if (!error_ && !deciding_) error_ = std::move(error);
+    // The engine and the caller check in different ways, so each may find tensors that the other does not.
     if (error_ && error_->kind == ErrorKind::kTorn) {
       const std::set<std::string, std::less<>> known(torn_tensors_.begin(), torn_tensors_.end());
       for (std::string& tensor : tensors)
@@ -280,11 +306,6 @@ void Snapshot::Impl::fail_torn(std::vector<std::string> tensors) {
     }
   }
   changed_.notify_all();
-}
-
-bool Snapshot::Impl::failed() const {
-  std::lock_guard lock(mutex_);
-  return error_.has_value();
 }
 
 std::optional<Error> Snapshot::Impl::begin_decision() {
@@ -295,7 +316,7 @@ std::optional<Error> Snapshot::Impl::begin_decision() {
 }
 
 void Snapshot::Impl::conclude(const Status& outcome) {
-  facts_->note_progress();
+  engine_status_->note_progress();
   {
     std::lock_guard lock(mutex_);
     if (outcome) {
@@ -309,12 +330,16 @@ void Snapshot::Impl::conclude(const Status& outcome) {
 }
 
 std::vector<std::string> Snapshot::Impl::torn_tensors() const {
-  if (disowned()) return {};
+  if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return torn_tensors_;
 }
 
 void Snapshot::Impl::retire() {
+  {
+    const std::lock_guard lock(queue_all_mutex_);
+    queue_all_ = nullptr;
+  }
   std::lock_guard lock(cancel_mutex_);
   cancel_ = nullptr;
 }
@@ -327,7 +352,7 @@ std::string Snapshot::Impl::standing() const {
   return fmt::format("it is {}, {} of {} staged, {} written{}", to_string(level_),
                      format_bytes(staged_bytes_.load(std::memory_order_relaxed)), format_bytes(stats_.total_bytes),
                      format_bytes(written_bytes_.load(std::memory_order_relaxed)),
-                     sealed_ ? "" : ", and its sources were not yet found unchanged");
+                     sealed_ ? "" : ", and the caller has not confirmed yet that its tensors are unchanged");
 }
 
 }  // namespace slackwater

@@ -23,8 +23,8 @@ std::optional<std::uint32_t> rank_of_local_name(std::string_view name) {
   const std::size_t slash = name.find('/');
   if (!name.starts_with(kPrefix) || slash == std::string_view::npos) return std::nullopt;
   std::uint32_t rank = 0;
-  const auto [end, trouble] = std::from_chars(name.data() + kPrefix.size(), name.data() + slash, rank);
-  if (trouble != std::errc() || !name.starts_with(local_name(rank, ""))) return std::nullopt;
+  const auto [end, error] = std::from_chars(name.data() + kPrefix.size(), name.data() + slash, rank);
+  if (error != std::errc() || !name.starts_with(local_name(rank, ""))) return std::nullopt;
   return rank;
 }
 

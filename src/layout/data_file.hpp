@@ -1,5 +1,5 @@
-// Names that a layout must know: of the files it fills, and of tensors that no state may have. The others are in
-// commit/names.hpp.
+// Names of data files, and names that tensors of one rank get among those of all ranks. All other names are in
+// version/names.hpp. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 
 namespace slackwater {
 
-// "rank-00000.safetensors" for part 0, "rank-00000-1.safetensors" for part 1; behind "g0003/" if that is the `directory`.
+// "rank-00000.safetensors" for part 0, "rank-00000-1.safetensors" for part 1. With `directory` "g0003", the name starts
+// with "g0003/".
 [[nodiscard]] std::string data_file(std::uint32_t rank, std::uint32_t part, std::string_view directory = {});
 
-// What the tensor of one rank is called among those of all ranks: "rank-00003/weight". Only in versions of several ranks.
+// The name of one rank's tensor among those of all ranks: "rank-00003/weight". Used only in versions of several ranks.
 [[nodiscard]] std::string local_name(std::uint32_t rank, std::string_view tensor);
-// The rank in such a name; a global tensor must not be called so.
+// The rank in such a name. A global tensor must not have one.
 [[nodiscard]] std::optional<std::uint32_t> rank_of_local_name(std::string_view name);
 
 }  // namespace slackwater

@@ -9,7 +9,7 @@
 namespace slackwater {
 namespace {
 
-constexpr std::size_t kFrameBytes = 128;  // more than the braces, keys and quotes that finish() puts around the texts
+constexpr std::size_t kFrameBytes = 128;  // upper bound for the braces, keys and quotes that finish() adds
 
 void append_member(std::string& out, std::string_view key, std::uint64_t number) {
   out.append(",\"").append(key).append("\":\"");
@@ -17,7 +17,7 @@ void append_member(std::string& out, std::string_view key, std::uint64_t number)
   out += '"';
 }
 
-// `,"key":"{...}"`, with the comma behind the last member of `escaped` dropped.
+// Appends `,"key":"{...}"` without the comma after the last member of `escaped`.
 void append_nested(std::string& out, std::string_view key, std::string_view escaped) {
   if (escaped.empty()) return;
   out.append(",\"").append(key).append("\":\"{").append(escaped.substr(0, escaped.size() - 1)).append("}\"");
@@ -31,7 +31,7 @@ std::string entry_name(std::string_view tensor, BoxView box, std::span<const std
   return name;
 }
 
-HeaderWriter::HeaderWriter(const StreamIdentity& identity) {
+HeaderWriter::HeaderWriter(const FileIdentity& identity) {
   fixed_.append("\"format\":\"pt\",\"").append(kKeyFormat).append("\":\"").append(kHeaderFormat).append("\"");
   append_member(fixed_, kKeyStep, identity.step);
   append_member(fixed_, kKeyAttempt, identity.attempt);
@@ -85,7 +85,7 @@ void HeaderWriter::add_shard(std::string_view entry, std::string_view tensor, co
   append_json_escaped(shards_, scratch_);
 }
 
-// A member of JSON text that is itself the value of a JSON string.
+// Appends a member to JSON text that is itself the value of a JSON string.
 void HeaderWriter::append_pair(std::string& text, std::string_view key, std::string_view value) {
   scratch_.clear();
   append_json_string(scratch_, key);

@@ -12,21 +12,21 @@ namespace slackwater {
 namespace {
 
 void append_utf8(std::string& out, std::uint32_t code) {
-  const auto tail = [&](unsigned shift) { out += static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
+  const auto continuation = [&](unsigned shift) { out += static_cast<char>(0x80 | ((code >> shift) & 0x3f)); };
   if (code < 0x80) {
     out += static_cast<char>(code);
   } else if (code < 0x800) {
     out += static_cast<char>(0xc0 | (code >> 6));
-    tail(0);
+    continuation(0);
   } else if (code < 0x10000) {
     out += static_cast<char>(0xe0 | (code >> 12));
-    tail(6);
-    tail(0);
+    continuation(6);
+    continuation(0);
   } else {
     out += static_cast<char>(0xf0 | (code >> 18));
-    tail(12);
-    tail(6);
-    tail(0);
+    continuation(12);
+    continuation(6);
+    continuation(0);
   }
 }
 
@@ -125,7 +125,7 @@ bool JsonReader::read_escape(std::string& value) {
   }
   std::uint32_t code = 0;
   if (!read_hex4(code)) return false;
-  if (code >= 0xd800 && code < 0xe000) {  // the first half of a pair; the other must follow
+  if (code >= 0xd800 && code < 0xe000) {  // the first half of a surrogate pair; the second must follow
     std::uint32_t low = 0;
     if (code >= 0xdc00 || !text_.substr(at_).starts_with("\\u")) return expected("a pair of surrogates");
     at_ += 2;
@@ -185,7 +185,7 @@ bool JsonReader::read_dimensions(std::vector<std::int64_t>& dimensions) {
 }
 
 bool JsonReader::read_raw(std::string_view& value) {
-  constexpr std::string_view kBehindWord = ",]} \n\r\t";
+  constexpr std::string_view kAfterWord = ",]} \n\r\t";
   skip_space();
   const std::size_t begin = at_;
   std::size_t depth = 0;
@@ -202,7 +202,7 @@ bool JsonReader::read_raw(std::string_view& value) {
       if (c == '}' || c == ']') --depth;
       ++at_;
     } else {
-      at_ = std::min(text_.find_first_of(kBehindWord, at_), text_.size());
+      at_ = std::min(text_.find_first_of(kAfterWord, at_), text_.size());
       if (at_ == begin) return expected("a value");
     }
   } while (depth > 0);

@@ -8,11 +8,9 @@
 namespace slackwater {
 namespace {
 
-constexpr bool needs_escape(unsigned char c) { return c < 0x20 || c == '"' || c == '\\'; }
-
 constexpr std::array<bool, 256> kNeedsEscape = [] {
   std::array<bool, 256> table{};
-  for (unsigned c = 0; c < 256; ++c) table[c] = needs_escape(static_cast<unsigned char>(c));
+  for (unsigned c = 0; c < 256; ++c) table[c] = c < 0x20 || c == '"' || c == '\\';
   return table;
 }();
 
@@ -31,7 +29,7 @@ void append_escape(std::string& out, unsigned char c) {
   }
 }
 
-// Length of the well-formed sequence at `at`, which is not ASCII; 0 if it is none.
+// Length of the well-formed sequence at `at`, which is not ASCII; 0 if it is malformed.
 std::size_t sequence_length(const unsigned char* at, std::size_t left) {
   const auto continues = [&](std::size_t i, unsigned char low = 0x80, unsigned char high = 0xbf) {
     return i < left && at[i] >= low && at[i] <= high;
@@ -57,7 +55,7 @@ bool is_utf8(std::string_view text) {
   const auto* at = reinterpret_cast<const unsigned char*>(text.data());
   std::size_t left = text.size();
   while (left > 0) {
-    while (left >= 8) {  // names are ASCII nearly always
+    while (left >= 8) {  // nearly all names are ASCII
       std::uint64_t word = 0;
       std::memcpy(&word, at, 8);
       if ((word & 0x8080808080808080u) != 0) break;

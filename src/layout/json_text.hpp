@@ -1,5 +1,5 @@
-// Writing JSON without a tree in memory: appends to a string. For headers and indexes of 100,000 tensors, where a tree
-// would cost ten times the text. Pure functions; any thread.
+// Writes JSON by appending to a string. For headers and indexes of 100,000 tensors, a tree in memory would take ten
+// times as much as the text. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace slackwater {
 
-// Well-formed as RFC 3629 has it: no overlong forms, no surrogates, nothing above U+10FFFF.
+// Well-formed by RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF.
 [[nodiscard]] bool is_utf8(std::string_view text);
 
-// `text` must be UTF-8. Without quotes: so that JSON text can be nested in a JSON string.
+// `text` must be UTF-8. Adds no quotes, so that JSON text can be nested in a JSON string.
 void append_json_escaped(std::string& out, std::string_view text);
 void append_json_string(std::string& out, std::string_view text);  // with quotes
 

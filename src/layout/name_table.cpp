@@ -18,7 +18,7 @@ std::uint64_t hash_of(std::string_view name) { return digest64(std::as_bytes(std
 NameTable::NameTable(std::size_t capacity, std::function<std::string_view(std::uint32_t)> name_of)
     : name_of_(std::move(name_of)), slots_(std::bit_ceil(std::max<std::size_t>(capacity * 2, 2))) {}
 
-// The slot that holds the name, or the free one where it belongs.
+// The slot of the name, or the free slot where it belongs.
 std::size_t NameTable::locate(std::string_view name, std::uint64_t hash) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t at = hash & mask;

@@ -1,6 +1,6 @@
-// NameTable: finds a name among many that live elsewhere, by index. 16 bytes a slot and no allocation a name, which is
-// why it stands in for std::unordered_map where a save has 2 µs a tensor. Thread rule: one thread. Lifetime: the names
-// outlive the table.
+// NameTable: finds the index of a name among many names that live elsewhere. It takes 16 bytes per slot and no
+// allocation per name. std::unordered_map would be too slow for save(), which has 2 µs per tensor.
+// Thread rule: one thread. Lifetime: the names outlive the table.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace slackwater {
 
 class NameTable {
  public:
-  // `name_of` tells the name of an index given to insert(). At most `capacity` names can be inserted.
+  // `name_of` returns the name of an index that was inserted. At most `capacity` names can be inserted.
   NameTable(std::size_t capacity, std::function<std::string_view(std::uint32_t)> name_of);
 
-  // The index of the same name inserted earlier; nullopt if it is new, which it then no longer is.
+  // Inserts the name of `index` if it is new. Otherwise returns the index under which it was inserted.
   [[nodiscard]] std::optional<std::uint32_t> insert(std::uint32_t index);
   [[nodiscard]] std::optional<std::uint32_t> find(std::string_view name) const;
 
@@ -29,7 +29,7 @@ class NameTable {
   [[nodiscard]] std::size_t locate(std::string_view name, std::uint64_t hash) const;
 
   std::function<std::string_view(std::uint32_t)> name_of_;
-  std::vector<Slot> slots_;  // a power of two, at most half full
+  std::vector<Slot> slots_;  // their number is a power of two; at most half are used
 };
 
 }  // namespace slackwater

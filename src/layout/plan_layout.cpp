@@ -1,7 +1,6 @@
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <unordered_map>
@@ -12,18 +11,18 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "layout/data_file.hpp"
+#include "layout/file_layout.hpp"
 #include "layout/header_writer.hpp"
 #include "layout/json_text.hpp"
 #include "layout/name_table.hpp"
-#include "layout/stream_layout.hpp"
 #include "layout/tied_table.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kTreeEntryBytes = 256;  // more than the header entry of the tree tensor takes
-constexpr std::uint64_t kUsualEntryBytes = 96;  // of a header entry, without the name
+constexpr std::uint64_t kTreeEntryBytes = 256;  // upper bound for the header entry of the tree tensor
+constexpr std::uint64_t kUsualEntryBytes = 96;  // typical size of a header entry without the name
 
 bool is_empty(const Tensor& tensor) { return std::ranges::find(tensor.shape, 0) != tensor.shape.end(); }
 
@@ -32,7 +31,7 @@ std::string entry_of(const Tensor& tensor) {
   return entry_name(tensor.name, {tensor.shard->offset, tensor.shape}, tensor.shard->global_shape);
 }
 
-// A box is stored under a name made for it, which a tensor may have as its own.
+// A box is stored under a generated name. A tensor must not have the same name.
 Status check_entries(const State& state) {
   if (std::ranges::none_of(state.tensors, [](const Tensor& tensor) { return tensor.shard.has_value(); })) return {};
   std::vector<std::string> entries;
@@ -42,18 +41,19 @@ Status check_entries(const State& state) {
     if (tensor.shard && is_empty(tensor)) continue;
     entries.push_back(entry_of(tensor));
     if (names.insert(static_cast<std::uint32_t>(entries.size() - 1))) {
-      return fail(ErrorKind::kInvalidArgument,
-                  fmt::format("a tensor and a box of another are both called '{}' in the file; rename the tensor",
-                              entries.back()));
+      return fail(
+          ErrorKind::kInvalidArgument,
+          fmt::format("a tensor and a box of another tensor are both called '{}' in the file; rename the tensor",
+                      entries.back()));
     }
   }
   return {};
 }
 
-// For each tensor the one it is tied to, or itself.
+// For each tensor, the index of the tensor it is tied to, or its own.
 using Ties = std::vector<std::uint32_t>;
 
-// Readers find all of a global tensor stored, or all of it tied to another. Where it is neither, it is stored.
+// A global tensor is either stored completely or tied completely to one other tensor. Anything in between is stored.
 void untie_parts(const State& state, Ties& ties) {
   struct Boxes {
     std::size_t count = 0, tied = 0;
@@ -91,28 +91,21 @@ Ties find_ties(const State& state) {
   return ties;
 }
 
-// Larger items first, else in the order given: then every tensor is aligned to its item, since those before it are
-// multiples of it.
-std::vector<std::uint32_t> stream_order(const State& state, std::span<const std::uint32_t> stored) {
-  const auto size_class = [&](std::uint32_t index) {
-    return static_cast<std::size_t>(
-        4 - std::countr_zero(item_bytes(state.tensors[index].dtype)));  // 16 bytes: 0, ... 1 byte: 4
-  };
-  std::array<std::size_t, 6> begin{};
-  for (const std::uint32_t index : stored) ++begin[size_class(index) + 1];
-  for (std::size_t i = 1; i < begin.size(); ++i) begin[i] += begin[i - 1];
-  std::vector<std::uint32_t> order(stored.size());
-  for (const std::uint32_t index : stored) order[begin[size_class(index)]++] = index;
+// Larger elements first, otherwise in the given order. Every tensor is then aligned to its element size, because the
+// sizes of all tensors before it are multiples of that.
+std::vector<std::uint32_t> file_order(const State& state, std::span<const std::uint32_t> stored) {
+  std::vector<std::uint32_t> order(stored.begin(), stored.end());
+  const auto element_bytes = [&](std::uint32_t index) { return item_bytes(state.tensors[index].dtype); };
+  std::ranges::stable_sort(order, std::ranges::greater(), element_bytes);
   return order;
 }
 
-// Cuts the tensors into as many parts as the limit on headers asks for: one, in practice.
+// Splits the tensors into as many parts as the limit on header size requires. In practice that is one.
 class PartMaker {
  public:
-  PartMaker(const State& state, const StreamIdentity& identity, std::uint64_t max_json_bytes,
-            std::string_view directory)
+  PartMaker(const State& state, const FileIdentity& identity, std::uint64_t max_json_bytes, std::string_view directory)
       : state_(state), identity_(identity), max_json_bytes_(max_json_bytes), directory_(directory), writer_(identity) {
-    // A tree that JSON cannot hold, or that would crowd the tensors out of the header, is stored as a tensor.
+    // A tree that is not UTF-8, or that would leave too little room in the header, is stored as a tensor.
     std::string escaped;
     if (state.tree.size() <= kMaxInlineTreeBytes && is_utf8(state.tree)) append_json_escaped(escaped, state.tree);
     tree_as_tensor_ = !state.tree.empty() && (escaped.empty() || escaped.size() > max_json_bytes / 2);
@@ -127,7 +120,7 @@ class PartMaker {
   Status start() const {
     if (fits()) return {};
     return fail(ErrorKind::kInvalidArgument,
-                fmt::format("the metadata of step {} takes {} of the {} a file header may have; pass less metadata",
+                fmt::format("the metadata of step {} takes {}, but a file header has room for {}; pass less metadata",
                             identity_.step, format_bytes(writer_.json_bytes()), format_bytes(max_json_bytes_)));
   }
 
@@ -143,7 +136,7 @@ class PartMaker {
                             state_.tensors[index].name));
   }
 
-  std::vector<StreamLayout> finish() {
+  std::vector<FileLayout> finish() {
     finish_part();
     return std::move(parts_);
   }
@@ -157,7 +150,7 @@ class PartMaker {
   bool try_add(std::uint32_t index, std::span<const std::pair<std::uint32_t, std::uint32_t>> aliases) {
     const Tensor& tensor = state_.tensors[index];
     const HeaderWriter::Mark mark = writer_.mark();
-    const std::uint64_t size = *packed_bytes(tensor.dtype, tensor.shape);  // check_state() has seen that it is one
+    const std::uint64_t size = *packed_bytes(tensor.dtype, tensor.shape);  // check_state() has checked it
     const std::string entry = entry_of(tensor);
     writer_.add_tensor(entry, tensor.dtype, tensor.shape, data_bytes_, data_bytes_ + size);
     if (tensor.shard) writer_.add_shard(entry, tensor.name, *tensor.shard);
@@ -195,12 +188,12 @@ class PartMaker {
   }
 
   const State& state_;
-  const StreamIdentity identity_;
+  const FileIdentity identity_;
   const std::uint64_t max_json_bytes_;
   const std::string_view directory_;
   bool tree_as_tensor_ = false;
-  std::vector<StreamLayout> parts_;
-  // The part being made. Offsets of extents count from the start of the data until its header is known.
+  std::vector<FileLayout> parts_;
+  // The current part. Its extents count offsets from the start of the data until the header is known.
   HeaderWriter writer_;
   std::vector<Extent> extents_;
   std::uint64_t data_bytes_ = 0;
@@ -208,9 +201,9 @@ class PartMaker {
 
 }  // namespace
 
-Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& identity, std::uint64_t max_header_bytes,
+Result<SnapshotLayout> plan_layout(const State& state, const FileIdentity& identity, std::uint64_t max_header_bytes,
                                    std::string_view directory) {
-  // The padding counts too: safetensors takes the length word for the size of the header.
+  // The padding counts, too, because safetensors takes the length word as the size of the header.
   const std::uint64_t max_file_front = round_down(max_header_bytes + sizeof(std::uint64_t), kDataAlignment);
   if (max_file_front == 0) return fail(ErrorKind::kInvalidArgument, "the limit on header bytes is below 4088");
 
@@ -219,7 +212,7 @@ Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& ide
   layout.stored.reserve(state.tensors.size());
   const Ties ties = find_ties(state);
   for (std::uint32_t i = 0; i < ties.size(); ++i) {
-    if (state.tensors[i].shard && is_empty(state.tensors[i])) continue;  // nothing of the global tensor lies here
+    if (state.tensors[i].shard && is_empty(state.tensors[i])) continue;  // this rank has no part of the global tensor
     if (ties[i] == i) {
       layout.stored.push_back(i);
     } else {
@@ -232,13 +225,13 @@ Result<SnapshotLayout> plan_layout(const State& state, const StreamIdentity& ide
 
   PartMaker maker(state, identity, max_file_front - sizeof(std::uint64_t), directory);
   SW_TRY(maker.start());
-  for (const std::uint32_t index : stream_order(state, layout.stored)) {
+  for (const std::uint32_t index : file_order(state, layout.stored)) {
     const auto aliases =
         std::ranges::equal_range(aliases_by_stored, index, {}, &std::pair<std::uint32_t, std::uint32_t>::second);
     SW_TRY(maker.add(index, std::span(aliases)));
   }
   layout.parts = maker.finish();
-  for (const StreamLayout& part : layout.parts) layout.size_bytes += part.size_bytes();
+  for (const FileLayout& part : layout.parts) layout.size_bytes += part.size_bytes();
   return layout;
 }
 

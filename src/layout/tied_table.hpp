@@ -1,5 +1,5 @@
-// TiedTable: finds tensors that are the same memory under another name. Open addressing, so that untied tensors cost one
-// probe. Thread rule: one thread. Lifetime: the tensors outlive the table and stay where they are.
+// TiedTable: finds tensors that share memory under different names. An untied tensor costs one probe.
+// Thread rule: one thread. Lifetime: the tensors outlive the table and do not move.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace slackwater {
 
-// Same pointer, shape, strides, dtype and device; and both of one rank alone, or both the same box of tensors of the same
-// shape, shared by the same ranks. Tensors without bytes are tied to none: do not ask.
+// Whether both have the same pointer, shape, strides, dtype and device. Either both belong to one rank alone, or both
+// are the same box of global tensors of the same shape, with the same replicas. Not for tensors without bytes.
 [[nodiscard]] bool tied(const Tensor& a, const Tensor& b);
 
 class TiedTable {
  public:
   explicit TiedTable(std::span<const Tensor> tensors);
 
-  // The first tensor inserted that this one is tied to; `index` itself if there is none.
+  // The first inserted tensor that this one is tied to; `index` itself if there is none.
   [[nodiscard]] std::uint32_t insert(std::uint32_t index);
 
  private:
@@ -29,7 +29,7 @@ class TiedTable {
   static constexpr std::uint32_t kFree = 0xffffffff;
 
   std::span<const Tensor> tensors_;
-  std::vector<Slot> slots_;  // a power of two, at most half full
+  std::vector<Slot> slots_;  // their number is a power of two; at most half are used
 };
 
 }  // namespace slackwater

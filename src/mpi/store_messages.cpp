@@ -7,7 +7,7 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kAbsent = std::numeric_limits<std::uint64_t>::max();  // in the place of a length
+constexpr std::uint64_t kAbsent = std::numeric_limits<std::uint64_t>::max();  // instead of a length
 
 void append(std::string& bytes, std::uint64_t number) {
   char raw[sizeof number];
@@ -20,7 +20,7 @@ void append(std::string& bytes, std::string_view text) {
   bytes.append(text);
 }
 
-// After the first thing that is not there all the rest is empty, and good() is false.
+// Reads a message. Once something is missing, everything after it is empty and good() is false.
 class MessageBytes {
  public:
   explicit MessageBytes(std::string_view bytes) : left_(bytes) {}
@@ -35,7 +35,7 @@ class MessageBytes {
     if (size == kAbsent) return std::nullopt;
     return std::string(take(size));
   }
-  // How many items follow. Each has a length at least, so that no more can follow than there are bytes for.
+  // How many items follow. Each takes at least a length, so their number is bounded by the bytes left.
   std::uint64_t count() {
     const std::uint64_t items = number();
     if (items > left_.size() / sizeof(std::uint64_t)) good_ = false;
@@ -57,7 +57,7 @@ class MessageBytes {
 };
 
 std::unexpected<Error> garbled(const char* what) {
-  return fail(ErrorKind::kCorrupt, std::string(what) + " came garbled over MPI; run the same program on all ranks");
+  return fail(ErrorKind::kCorrupt, std::string(what) + " arrived garbled over MPI; run the same program on all ranks");
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ std::string encode(const StoreRequest& request) {
 std::string encode(const StoreReply& reply) {
   std::string bytes;
   append(bytes, reply.number);
-  append(bytes, reply.trouble);
+  append(bytes, reply.error);
   append(bytes, static_cast<std::uint64_t>(reply.values.size()));
   for (const auto& value : reply.values) {
     if (value) {
@@ -104,9 +104,9 @@ Result<StoreReply> decode_reply(std::string_view bytes) {
   MessageBytes message(bytes);
   StoreReply reply;
   reply.number = message.number();
-  reply.trouble = message.text().value_or("");
+  reply.error = message.text().value_or("");
   for (std::uint64_t left = message.count(); left > 0; --left) reply.values.push_back(message.text());
-  if (!message.good()) return garbled("an answer");
+  if (!message.good()) return garbled("a reply");
   return reply;
 }
 

@@ -1,5 +1,6 @@
-// What a rank asks of rank 0, and the answer, as bytes. Pure. Both ends are the same program on the same kind of machine (MPI does
-// not start others together), so numbers travel as they lie in memory; lengths are checked all the same.
+// Requests to rank 0 and its replies, encoded as bytes. Both ends are the same program on the same kind of machine,
+// because MPI starts nothing else together. So numbers are sent as they are in memory, but lengths are checked all the
+// same. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,14 @@
 namespace slackwater {
 
 enum class StoreCall : std::uint8_t {
-  kSet,  // keys[0], to `value`
+  kSet,  // sets keys[0] to `value`
   kGet,
   kRemove,
-  kGoodbye,  // nothing will be asked any more; it has no answer
+  kGoodbye,  // the last request of this rank; it gets no reply
 };
 
 struct StoreRequest {
-  std::uint64_t number = 0;  // comes back in the answer: one that is late is not taken for another
+  std::uint64_t number = 0;  // returned in the reply, so that a late reply is not taken for another
   StoreCall call = StoreCall::kGet;
   std::vector<std::string> keys;
   std::string value;
@@ -28,13 +29,13 @@ struct StoreRequest {
 
 struct StoreReply {
   std::uint64_t number = 0;
-  std::string trouble;  // empty: it was done
+  std::string error;  // empty if the request succeeded
   std::vector<std::optional<std::string>> values;
 };
 
 [[nodiscard]] std::string encode(const StoreRequest& request);
 [[nodiscard]] std::string encode(const StoreReply& reply);
-// kCorrupt where lengths and bytes do not agree.
+// kCorrupt if lengths and bytes do not match.
 [[nodiscard]] Result<StoreRequest> decode_request(std::string_view bytes);
 [[nodiscard]] Result<StoreReply> decode_reply(std::string_view bytes);
 

@@ -17,7 +17,9 @@ Status StoreServer::start() {
   try {
     thread_ = start_thread("sw-mpi", [this](const std::stop_token& stop) { serve(stop); });
   } catch (const std::system_error& error) {
-    return fail(Error{ErrorKind::kIo, "cannot start the thread that serves the other ranks", {}, error.code().value()});
+    return fail(Error{.kind = ErrorKind::kIo,
+                      .message = "cannot start the thread that serves the other ranks",
+                      .sys_errno = error.code().value()});
   }
   return {};
 }
@@ -28,20 +30,20 @@ bool StoreServer::close() {
   return all_left_;
 }
 
-std::optional<Error> StoreServer::trouble() const {
+std::optional<Error> StoreServer::error() const {
   std::lock_guard lock(mutex_);
-  return trouble_;
+  return error_;
 }
 
 void StoreServer::note(Error error) {
   std::lock_guard lock(mutex_);
-  if (!trouble_) trouble_ = std::move(error);
+  if (!error_) error_ = std::move(error);
 }
 
 void StoreServer::serve(const std::stop_token& stop) {
   Pause pause;
   Time::time_point heard = Time::now();
-  std::optional<Time::time_point> told;  // to stop; silence counts from then on
+  std::optional<Time::time_point> told;  // when close() was called; the timeout counts from then on
   for (;;) {
     const bool received = receive();
     const bool sent = send();
@@ -101,19 +103,19 @@ void StoreServer::answer(int client, std::string_view bytes) {
   }
   const std::uint64_t number = request->number;
   std::string text = encode(carry_out(std::move(*request)));
-  if (text.size() > INT_MAX) text = encode(StoreReply{number, "the answer is longer than MPI takes", {}});
+  if (text.size() > INT_MAX) text = encode(StoreReply{number, "the reply is too long for MPI", {}});
   auto reply = MpiTransfer::send(communicator_, client, kStoreReplyTag, std::move(text));
   if (!reply) return note(std::move(reply).error());
   outgoing_.push_back(std::move(*reply));
 }
 
 StoreReply StoreServer::carry_out(StoreRequest request) {
-  StoreReply reply{.number = request.number, .trouble = {}, .values = {}};
+  StoreReply reply{.number = request.number, .error = {}, .values = {}};
   switch (request.call) {
     case StoreCall::kSet: table_.set(request.keys.front(), std::move(request.value)); break;
     case StoreCall::kGet: reply.values = table_.get(request.keys); break;
     case StoreCall::kRemove: table_.remove(request.keys); break;
-    case StoreCall::kGoodbye: break;  // has no answer
+    case StoreCall::kGoodbye: break;  // gets no reply
   }
   return reply;
 }

@@ -1,5 +1,6 @@
-// StoreServer: answers what other ranks ask of rank 0, on a thread of its own ("sw-mpi"). Owned by the store of rank 0.
-// Thread rule: any thread. Lifetime: table and communicator outlive it; close() comes before the destructor.
+// StoreServer: answers the requests of the other ranks on rank 0, on a thread of its own ("sw-mpi").
+// Owner: the store of rank 0. Thread rule: any thread. Lifetime: table and communicator outlive it; call close() before
+// the destructor.
 #pragma once
 
 #include <mpi.h>
@@ -11,8 +12,8 @@
 #include <optional>
 #include <thread>
 
-#include "mpi/store_messages.hpp"
 #include "base/key_table.hpp"
+#include "mpi/store_messages.hpp"
 #include "mpi/transfer.hpp"
 #include "slackwater/error.hpp"
 
@@ -25,20 +26,21 @@ class StoreServer {
  public:
   StoreServer(MPI_Comm communicator, int clients, KeyTable& table, std::chrono::milliseconds timeout);
 
-  // kIo where the process may have no more threads.
+  // kIo if the process may not have more threads.
   [[nodiscard]] Status start();
-  // Goes on until every other rank has said goodbye, or none has asked for anything for the time-out. True: all did.
+  // Serves until every other rank has said goodbye, or until no request has come for the timeout. True if all said
+  // goodbye.
   bool close();
 
-  // The first thing MPI refused to do; the other ranks may have missed an answer.
-  [[nodiscard]] std::optional<Error> trouble() const;
+  // The first error of MPI, if any. The other ranks may have missed a reply.
+  [[nodiscard]] std::optional<Error> error() const;
 
  private:
   using Time = std::chrono::steady_clock;
 
   void serve(const std::stop_token& stop);
-  [[nodiscard]] bool receive();  // all that has come; whether anything moved
-  [[nodiscard]] bool send();     // sees to answers that are on their way
+  [[nodiscard]] bool receive();  // everything that has arrived; true if there was something
+  [[nodiscard]] bool send();     // drops replies that are sent; true if there were any
   void answer(int client, std::string_view bytes);
   [[nodiscard]] StoreReply carry_out(StoreRequest request);
   void note(Error error);
@@ -49,14 +51,14 @@ class StoreServer {
   KeyTable& table_;
   const std::chrono::milliseconds timeout_;
 
-  // Of the server's thread.
+  // Used by the server's thread only.
   std::list<MpiTransfer> incoming_;
   std::list<MpiTransfer> outgoing_;
   int goodbyes_ = 0;
 
   std::atomic<bool> all_left_ = false;
-  mutable std::mutex mutex_;  // guards what follows
-  std::optional<Error> trouble_;
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;  // guarded by mutex_
 
   std::jthread thread_;
 };

@@ -1,5 +1,6 @@
-// File: one open file. Owned by whoever opened it. Thread rule: calls on one File may come from several threads, except
-// close() and set_direct(), which need that nobody else is using it.
+// File: one open file.
+// Owner: whoever opened it. Thread rule: several threads may use a File at once, except that close() and set_direct()
+// need it to themselves.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +12,21 @@
 
 namespace slackwater {
 
-inline constexpr std::uint64_t kDirectAlignment = 4096;  // of address, offset and length under O_DIRECT
+inline constexpr std::uint64_t kDirectAlignment = 4096;  // of address, offset and length with O_DIRECT
 
 enum class FileType : std::uint8_t { kRegular, kDirectory, kOther };
 
 struct FileStatus {
   FileType type = FileType::kOther;
   std::uint64_t size_bytes = 0;
-  std::uint64_t link_count = 0;  // names of the file
+  std::uint64_t link_count = 0;  // how many names the file has
 };
 
 class File {
  public:
-  virtual ~File() = default;  // closes; an error of that close is lost, so writers call close()
+  virtual ~File() = default;  // closes, but ignores errors: writers must call close()
 
-  // Until the span is full or the file ends; EINTR and short transfers are handled. Returns bytes read.
+  // Reads until the span is full or the file ends. Handles EINTR and short reads. Returns the number of bytes read.
   [[nodiscard]] virtual Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) = 0;
   [[nodiscard]] virtual Status write_at(std::span<const std::byte> bytes, std::uint64_t offset) = 0;
   [[nodiscard]] virtual Status allocate(std::uint64_t size_bytes) = 0;  // fallocate, mode 0
@@ -39,7 +40,7 @@ class File {
   [[nodiscard]] virtual Status set_direct(bool direct) = 0;  // fcntl(F_SETFL)
 
   [[nodiscard]] virtual const std::string& path() const = 0;
-  [[nodiscard]] virtual int descriptor() const = 0;  // for the I/O queue made by the same FileSystem
+  [[nodiscard]] virtual int descriptor() const = 0;  // for the I/O queue of the same FileSystem
 };
 
 }  // namespace slackwater

@@ -1,5 +1,5 @@
-// FileSystem: every call Slackwater makes to storage goes through here, so that tests can fail, delay and cut each of them.
-// Thread rule: thread-safe. Lifetime: outlives the Files, locks and queues it made.
+// FileSystem: every call to storage goes through this interface, so that tests can fail, delay and shorten it.
+// Owner: the engine. Thread rule: thread-safe. Lifetime: outlives the files, locks and queues that it made.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace slackwater {
 
 enum class OpenMode : std::uint8_t {
-  kRead,             // O_RDONLY | O_NOFOLLOW; kCorrupt if it is not a regular file (no blocking on a FIFO)
+  kRead,             // O_RDONLY | O_NOFOLLOW; kCorrupt if it is not a regular file; never blocks on a FIFO
   kCreateExclusive,  // O_RDWR | O_CREAT | O_EXCL
 };
 
@@ -23,7 +23,7 @@ struct DirectoryEntry {
   FileType type = FileType::kOther;  // of the entry itself: a symbolic link is kOther
 };
 
-// Held until destroyed; released by the kernel when the process dies, and given up at once in forked children.
+// Held until it is destroyed or the process dies. Forked children give it up at once.
 class FileLock {
  public:
   virtual ~FileLock() = default;
@@ -33,7 +33,7 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
-  // direct: asks for O_DIRECT; where the file system refuses it at open, the file is buffered (File::direct() tells).
+  // `direct` asks for O_DIRECT. If the file system refuses that, the file is buffered; File::direct() tells.
   [[nodiscard]] virtual Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) = 0;
   [[nodiscard]] virtual Status make_directory(const std::string& path) = 0;  // kAlreadyExists
   [[nodiscard]] virtual Status sync_directory(const std::string& path) = 0;
@@ -43,12 +43,12 @@ class FileSystem {
   [[nodiscard]] virtual Result<std::vector<DirectoryEntry>> list(const std::string& path) = 0;  // sorted by name
   [[nodiscard]] virtual Result<FileStatus> status(const std::string& path) = 0;                 // does not follow links
   [[nodiscard]] virtual Result<std::uint64_t> free_bytes(const std::string& path) = 0;
-  // Creates the file if missing; flock, non-blocking. kBusy when somebody else has it.
+  // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) = 0;
 };
 
-// The real one. io_uring where the kernel permits it, else worker threads with pread/pwrite.
+// The machine's own file system. Its queues use io_uring if the kernel permits it, and worker threads otherwise.
 [[nodiscard]] std::unique_ptr<FileSystem> make_posix_file_system();
 
 }  // namespace slackwater

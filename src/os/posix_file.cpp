@@ -14,7 +14,7 @@
 namespace slackwater {
 namespace {
 
-// Calls that a signal may interrupt before they did anything.
+// Repeats a call that a signal interrupted before it did anything.
 template <class Call>
 int retry_interrupted(Call call) {
   int answer = 0;
@@ -66,27 +66,25 @@ Status PosixFile::allocate(std::uint64_t size_bytes) {
   if (size_bytes == 0) return {};
   const auto size = static_cast<off_t>(size_bytes);
   if (retry_interrupted([&] { return ::fallocate(descriptor_.get(), 0, 0, size); }) == 0) return {};
-  // Some file systems cannot set space aside (NFS before 4.2, many FUSE). Then writes find out whether there is room.
+  // Some file systems cannot reserve space (NFS before 4.2, many FUSE). Then the writes find out whether there is room.
   if (errno == EOPNOTSUPP || errno == ENOSYS) return truncate(size_bytes);
-  return fail(error_from_errno(errno, "cannot set space aside for the file", path_));
+  return fail(error_from_errno(errno, "cannot reserve space for the file", path_));
 }
 
 Status PosixFile::truncate(std::uint64_t size_bytes) {
   const auto size = static_cast<off_t>(size_bytes);
-  if (retry_interrupted([&] { return ::ftruncate(descriptor_.get(), size); }) == 0) return {};
-  return fail(error_from_errno(errno, "cannot set the length of the file", path_));
+  return status_from_errno(retry_interrupted([&] { return ::ftruncate(descriptor_.get(), size); }),
+                           "cannot set the length of the file", path_);
 }
 
-// No retry, not even after EINTR: the kernel reports a lost write once and then forgets it, so a second sync that
-// succeeds proves nothing.
+// Syncs are not retried, not even after EINTR. The kernel reports a lost write once and then forgets it, so a second
+// sync that succeeds proves nothing.
 Status PosixFile::sync_data() {
-  if (::fdatasync(descriptor_.get()) == 0) return {};
-  return fail(error_from_errno(errno, "cannot sync the file; its contents count as lost", path_));
+  return status_from_errno(::fdatasync(descriptor_.get()), "cannot sync the file; its contents count as lost", path_);
 }
 
 Status PosixFile::sync_all() {
-  if (::fsync(descriptor_.get()) == 0) return {};
-  return fail(error_from_errno(errno, "cannot sync the file; its contents count as lost", path_));
+  return status_from_errno(::fsync(descriptor_.get()), "cannot sync the file; its contents count as lost", path_);
 }
 
 Status PosixFile::close() {

@@ -1,4 +1,4 @@
-// PosixFile: a File that is a descriptor. Made by PosixFileSystem; owned, used and closed as file.hpp says.
+// PosixFile: a File on a descriptor, made by the POSIX FileSystem. Owner, thread rule and lifetime: file.hpp.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace slackwater {
 
 class PosixFile final : public File {
  public:
-  // `serial` is never given to another file of this process, unlike the descriptor: what queues remember files by.
+  // `serial` identifies the file for I/O queues. Unlike the descriptor, it is never reused in this process.
   PosixFile(UniqueFd descriptor, std::string path, std::uint64_t serial);
 
   [[nodiscard]] Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) override;
@@ -38,8 +38,7 @@ class PosixFile final : public File {
   bool direct_ = false;
 };
 
-// Of a stat structure's mode.
-[[nodiscard]] FileType file_type_of(unsigned mode);
+[[nodiscard]] FileType file_type_of(unsigned mode);  // from stat::st_mode
 [[nodiscard]] FileStatus file_status_of(const struct stat& info);
 
 }  // namespace slackwater

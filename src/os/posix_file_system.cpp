@@ -1,5 +1,3 @@
-#include "os/posix_file_system.hpp"
-
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -7,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/result.hpp"
 #include "base/unique_fd.hpp"
+#include "os/file_system.hpp"
 #include "os/posix_file.hpp"
 #include "os/posix_lock.hpp"
 #include "os/thread_queue.hpp"
@@ -30,7 +30,7 @@ Result<FileType> entry_type(DIR* directory, const dirent& entry, const std::stri
   switch (entry.d_type) {
     case DT_REG: return FileType::kRegular;
     case DT_DIR: return FileType::kDirectory;
-    case DT_UNKNOWN: break;  // this file system does not tell: ask for each
+    case DT_UNKNOWN: break;  // this file system does not tell; ask for each entry
     default: return FileType::kOther;
   }
   struct stat info{};
@@ -42,115 +42,117 @@ bool refused_as_not_regular(int sys_errno) {
   return sys_errno == ELOOP || sys_errno == ENXIO || sys_errno == ENODEV;  // symbolic link, socket, device
 }
 
+class PosixFileSystem final : public FileSystem {
+ public:
+  Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
+    const bool reading = mode == OpenMode::kRead;
+    // O_NONBLOCK: if somebody planted a FIFO, the open must not wait for its writer.
+    const int flags = reading ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC : O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+    UniqueFd descriptor(::open(path.c_str(), flags, 0666));
+    if (!descriptor) {
+      if (reading && refused_as_not_regular(errno)) {
+        return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
+      }
+      return fail(error_from_errno(errno, reading ? "cannot open the file" : "cannot create the file", path));
+    }
+    const int number = descriptor.get();
+    auto file =
+        std::make_unique<PosixFile>(std::move(descriptor), path, next_serial_.fetch_add(1, std::memory_order_relaxed));
+    if (reading) {
+      SW_ASSIGN(const FileStatus found, file->status());
+      if (found.type != FileType::kRegular) {
+        return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
+      }
+      // Regular files become blocking again. With O_NONBLOCK, io_uring answers EAGAIN instead of waiting.
+      if (::fcntl(number, F_SETFL, 0) != 0)
+        return fail(error_from_errno(errno, "cannot set the flags of the file", path));
+    }
+    // Ask for direct I/O after the open. An open that creates the file and is then refused O_DIRECT would leave the
+    // file behind. If it is refused here, the file stays buffered.
+    if (direct) (void)file->set_direct(true);
+    return file;
+  }
+
+  Status make_directory(const std::string& path) override {
+    return status_from_errno(::mkdir(path.c_str(), 0777), "cannot create the directory", path);
+  }
+
+  Status sync_directory(const std::string& path) override {
+    UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) return fail(error_from_errno(errno, "cannot open the directory to sync it", path));
+    // EINVAL: this file system cannot sync directories, so there is nothing that could be made safer.
+    if (::fsync(directory.get()) != 0 && errno != EINVAL) {
+      return fail(error_from_errno(errno, "cannot sync the directory", path));
+    }
+    return {};
+  }
+
+  Status link(const std::string& from, const std::string& to) override {
+    if (::link(from.c_str(), to.c_str()) == 0) return {};
+    const bool no_links = errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS;
+    return fail(error_from_errno(
+        errno, no_links ? "cannot link the file; use a file system that has hard links" : "cannot link the file", to));
+  }
+
+  Status unlink(const std::string& path) override {
+    return status_from_errno(::unlink(path.c_str()), "cannot remove the file", path);
+  }
+
+  Status remove_directory(const std::string& path) override {
+    return status_from_errno(::rmdir(path.c_str()), "cannot remove the directory", path);
+  }
+
+  Result<std::vector<DirectoryEntry>> list(const std::string& path) override {
+    const std::unique_ptr<DIR, DirectoryCloser> directory(::opendir(path.c_str()));
+    if (!directory) return fail(error_from_errno(errno, "cannot list the directory", path));
+    std::vector<DirectoryEntry> entries;
+    for (;;) {
+      errno = 0;
+      const dirent* entry = ::readdir(directory.get());
+      if (entry == nullptr) break;
+      const std::string_view name = entry->d_name;
+      if (name == "." || name == "..") continue;
+      const Result<FileType> type = entry_type(directory.get(), *entry, path);
+      if (!type && type.error().sys_errno == ENOENT) continue;  // removed by somebody meanwhile
+      if (!type) return fail(type.error());
+      entries.push_back({std::string(name), *type});
+    }
+    if (errno != 0) return fail(error_from_errno(errno, "cannot list the directory", path));
+    std::ranges::sort(entries, {}, &DirectoryEntry::name);
+    return entries;
+  }
+
+  Result<FileStatus> status(const std::string& path) override {
+    struct stat info{};
+    if (::lstat(path.c_str(), &info) != 0)
+      return fail(error_from_errno(errno, "cannot read the status of the file", path));
+    return file_status_of(info);
+  }
+
+  Result<std::uint64_t> free_bytes(const std::string& path) override {
+    struct statvfs info{};
+    if (::statvfs(path.c_str(), &info) != 0)
+      return fail(error_from_errno(errno, "cannot determine the free space", path));
+    return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+  }
+
+  Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override { return PosixLock::acquire(path); }
+
+  Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) override {
+    if (options.depth == 0) return fail(ErrorKind::kInvalidArgument, "an I/O queue needs a depth of at least 1");
+    if (options.force_threads) return ThreadQueue::create(options, {});
+    auto uring = UringQueue::create(options);
+    if (uring) return uring;
+    // Containers and hardened hosts forbid io_uring (seccomp, io_uring_disabled). Old kernels lack parts of it.
+    return ThreadQueue::create(options, uring.error().to_string());
+  }
+
+ private:
+  std::atomic<std::uint64_t> next_serial_{1};  // for PosixFile
+};
+
 }  // namespace
 
 std::unique_ptr<FileSystem> make_posix_file_system() { return std::make_unique<PosixFileSystem>(); }
-
-Result<std::unique_ptr<File>> PosixFileSystem::open(const std::string& path, OpenMode mode, bool direct) {
-  const bool reading = mode == OpenMode::kRead;
-  // O_NONBLOCK: the open of a FIFO that somebody planted must not wait for its writer.
-  const int flags = reading ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC : O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
-  UniqueFd descriptor(::open(path.c_str(), flags, 0666));
-  if (!descriptor) {
-    if (reading && refused_as_not_regular(errno)) {
-      return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
-    }
-    return fail(error_from_errno(errno, reading ? "cannot open the file" : "cannot create the file", path));
-  }
-  const int number = descriptor.get();
-  auto file =
-      std::make_unique<PosixFile>(std::move(descriptor), path, next_serial_.fetch_add(1, std::memory_order_relaxed));
-  if (reading) {
-    SW_ASSIGN(const FileStatus found, file->status());
-    if (found.type != FileType::kRegular) {
-      return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
-    }
-    // Regular files get blocking semantics back: io_uring answers EAGAIN instead of waiting where O_NONBLOCK is set.
-    if (::fcntl(number, F_SETFL, 0) != 0)
-      return fail(error_from_errno(errno, "cannot set the flags of the file", path));
-  }
-  // Direct I/O is asked for after the open: an open that creates and is refused O_DIRECT leaves the new file behind. Where it
-  // is refused the file stays buffered.
-  if (direct) (void)file->set_direct(true);
-  return file;
-}
-
-Status PosixFileSystem::make_directory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0777) == 0) return {};
-  return fail(error_from_errno(errno, "cannot make the directory", path));
-}
-
-Status PosixFileSystem::sync_directory(const std::string& path) {
-  UniqueFd directory(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!directory) return fail(error_from_errno(errno, "cannot open the directory to sync it", path));
-  // EINVAL: this file system has no sync of directories, so there is nothing that could be made safer.
-  if (::fsync(directory.get()) != 0 && errno != EINVAL) {
-    return fail(error_from_errno(errno, "cannot sync the directory", path));
-  }
-  return {};
-}
-
-Status PosixFileSystem::link(const std::string& from, const std::string& to) {
-  if (::link(from.c_str(), to.c_str()) == 0) return {};
-  const bool no_links = errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS;
-  return fail(error_from_errno(
-      errno, no_links ? "cannot link the file; use a file system that has hard links" : "cannot link the file", to));
-}
-
-Status PosixFileSystem::unlink(const std::string& path) {
-  if (::unlink(path.c_str()) == 0) return {};
-  return fail(error_from_errno(errno, "cannot remove the file", path));
-}
-
-Status PosixFileSystem::remove_directory(const std::string& path) {
-  if (::rmdir(path.c_str()) == 0) return {};
-  return fail(error_from_errno(errno, "cannot remove the directory", path));
-}
-
-Result<std::vector<DirectoryEntry>> PosixFileSystem::list(const std::string& path) {
-  const std::unique_ptr<DIR, DirectoryCloser> directory(::opendir(path.c_str()));
-  if (!directory) return fail(error_from_errno(errno, "cannot list the directory", path));
-  std::vector<DirectoryEntry> entries;
-  for (;;) {
-    errno = 0;
-    const dirent* entry = ::readdir(directory.get());
-    if (entry == nullptr) break;
-    const std::string_view name = entry->d_name;
-    if (name == "." || name == "..") continue;
-    const Result<FileType> type = entry_type(directory.get(), *entry, path);
-    if (!type && type.error().sys_errno == ENOENT) continue;  // removed by somebody since
-    if (!type) return fail(type.error());
-    entries.push_back({std::string(name), *type});
-  }
-  if (errno != 0) return fail(error_from_errno(errno, "cannot list the directory", path));
-  std::ranges::sort(entries, {}, &DirectoryEntry::name);
-  return entries;
-}
-
-Result<FileStatus> PosixFileSystem::status(const std::string& path) {
-  struct stat info{};
-  if (::lstat(path.c_str(), &info) != 0)
-    return fail(error_from_errno(errno, "cannot read the status of the file", path));
-  return file_status_of(info);
-}
-
-Result<std::uint64_t> PosixFileSystem::free_bytes(const std::string& path) {
-  struct statvfs info{};
-  if (::statvfs(path.c_str(), &info) != 0) return fail(error_from_errno(errno, "cannot ask for the free space", path));
-  return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
-}
-
-Result<std::unique_ptr<FileLock>> PosixFileSystem::try_lock(const std::string& path) {
-  return PosixLock::acquire(path);
-}
-
-Result<std::unique_ptr<IoQueue>> PosixFileSystem::make_queue(const IoQueueOptions& options) {
-  if (options.depth == 0) return fail(ErrorKind::kInvalidArgument, "an I/O queue needs a depth of at least 1");
-  if (options.force_threads) return ThreadQueue::create(options, {});
-  auto uring = UringQueue::create(options);
-  if (uring) return uring;
-  // Containers and hardened hosts forbid io_uring (seccomp, io_uring_disabled); old kernels lack parts of it.
-  return ThreadQueue::create(options, uring.error().to_string());
-}
 
 }  // namespace slackwater

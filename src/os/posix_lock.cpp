@@ -22,18 +22,19 @@ std::string holder_text() {
   return fmt::format("process {} on {}\n", ::getpid(), host.data());
 }
 
-// A regular file that has no other name: what is written below must not reach a file outside through a hard link.
+// A regular file with no other name. What we write into it must not reach some other file through a hard link.
 bool is_lock_file(int descriptor) {
   struct stat info{};
   return ::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink <= 1;
 }
 
 Error not_a_lock_file(const std::string& path) {
-  return {ErrorKind::kCorrupt, "the lock is not a file of its own (a link, pipe or device is in its place); remove it",
-          path, 0, false};
+  return {.kind = ErrorKind::kCorrupt,
+          .message = "the lock is not a plain file (a link, pipe or device has its name); remove it",
+          .path = path};
 }
 
-// Nobody vouches for the text: one printable line of it, or nothing.
+// The text is untrusted: takes one printable line of it, or nothing.
 std::string read_holder(int descriptor) {
   std::array<char, 320> text{};
   const ssize_t size = ::pread(descriptor, text.data(), text.size(), 0);
@@ -54,13 +55,13 @@ bool locks_unknown(const Error& error) {
 PosixLock::PosixLock() : guard_([this] { (void)descriptor_.close(); }) {}
 
 PosixLock::~PosixLock() {
-  // Explicitly, in case a child has not yet closed its copy. In a child itself the descriptor is closed already.
+  // Unlock explicitly, in case a child has not closed its copy yet. In the child, the descriptor is already closed.
   if (descriptor_) ::flock(descriptor_.get(), LOCK_UN);
 }
 
 Result<std::unique_ptr<FileLock>> PosixLock::acquire(const std::string& path) {
   std::unique_ptr<PosixLock> lock(new PosixLock);
-  // O_NONBLOCK: whatever was planted under this name, the open does not wait for it.
+  // O_NONBLOCK: the open does not wait, whatever somebody planted under this name.
   lock->descriptor_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
   if (!lock->descriptor_) {
     if (errno == ELOOP || errno == ENXIO) return fail(not_a_lock_file(path));
@@ -75,15 +76,16 @@ Result<std::unique_ptr<FileLock>> PosixLock::acquire(const std::string& path) {
   } while (answer != 0 && errno == EINTR);
   if (answer != 0 && errno == EWOULDBLOCK) {
     const std::string holder = read_holder(descriptor);
-    Error busy{ErrorKind::kBusy,
-               fmt::format("another run{} uses this directory; end it first or choose another directory",
-                           holder.empty() ? "" : fmt::format(" ({})", holder)),
-               path, 0, true};
-    return fail(std::move(busy));
+    return fail(
+        Error{.kind = ErrorKind::kBusy,
+              .message = fmt::format("another run{} uses this directory; end it first or choose another directory",
+                                     holder.empty() ? "" : fmt::format(" ({})", holder)),
+              .path = path,
+              .retryable = true});
   }
   if (answer != 0) return fail(error_from_errno(errno, "cannot lock the file", path));
 
-  // The lock is ours. A full disk may refuse the text; a message without a name is no reason to refuse the run.
+  // The lock is ours. If a full disk refuses the text, later messages do not name the holder. The run can go on.
   const std::string text = holder_text();
   if (::ftruncate(descriptor, 0) == 0) {
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor, text.data(), text.size(), 0);

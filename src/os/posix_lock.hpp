@@ -1,5 +1,6 @@
-// PosixLock: an flock that its owner's forked children do not keep alive. Owned by the Engine; released by its destructor
-// or by the end of the process. The lock file names its holder, for people only.
+// PosixLock: an flock that forked children do not keep alive. The text in the lock file names the holder, for people
+// only.
+// Owner: the engine. Thread rule: any thread. Lifetime: the lock ends with its destructor or with the process.
 #pragma once
 
 #include <memory>
@@ -11,7 +12,7 @@
 
 namespace slackwater {
 
-// Whether acquire() failed because the file system has no locks, not because somebody else has this one.
+// Whether acquire() failed because the file system has no locks, not because somebody else holds this one.
 [[nodiscard]] bool locks_unknown(const Error& error);
 
 class PosixLock final : public FileLock {
@@ -23,8 +24,8 @@ class PosixLock final : public FileLock {
   PosixLock();
 
   UniqueFd descriptor_;
-  // An flock lives as long as any copy of its descriptor: a data loader that outlives a killed trainer would block the
-  // restart. So children close theirs. Declared last: gone before the descriptor is.
+  // An flock lives as long as any copy of its descriptor. A data loader that outlives a killed trainer would block the
+  // restart, so children close their copy. Declared last, so that it is destroyed before the descriptor.
   ForkGuard guard_;
 };
 

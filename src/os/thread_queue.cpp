@@ -31,11 +31,11 @@ struct ThreadQueue::Shared {
   std::mutex mutex;
   std::condition_variable work_or_stop;
   std::condition_variable done_or_woken;
-  std::deque<IoRequest> waiting;  // guarded by mutex, as all below
+  std::deque<IoRequest> waiting;  // guarded by mutex, like all below
   std::vector<IoCompletion> completed;
   bool woken = false;
   bool stopping = false;
-  std::vector<std::jthread> workers;  // of the owning thread
+  std::vector<std::jthread> workers;  // used by the owning thread only
 
   void run() {
     std::unique_lock lock(mutex);
@@ -69,11 +69,10 @@ Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& optio
     }
   } catch (const std::system_error& error) {
     if (shared.workers.empty()) {
-      return fail(Error{ErrorKind::kOutOfMemory,
-                        "cannot start a thread for I/O; raise the limit of processes",
-                        {},
-                        error.code().value(),
-                        true});
+      return fail(Error{.kind = ErrorKind::kOutOfMemory,
+                        .message = "cannot start a thread for I/O; raise the limit on processes (ulimit -u)",
+                        .sys_errno = error.code().value(),
+                        .retryable = true});
     }
   }
   return queue;
@@ -81,7 +80,7 @@ Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& optio
 
 ThreadQueue::~ThreadQueue() {
   if (disowned_) {
-    // The workers live in the parent only. Joining them, or destroying what they wait on, would wait for ever.
+    // The workers exist only in the parent. Joining them, or destroying what they wait on, would block forever.
     (void)shared_.release();
     return;
   }
@@ -90,15 +89,15 @@ ThreadQueue::~ThreadQueue() {
     shared_->stopping = true;
   }
   shared_->work_or_stop.notify_all();
-  shared_->workers.clear();  // joins; workers leave when nothing is waiting any more
+  shared_->workers.clear();  // joins; a worker ends when no request is waiting
 }
 
 Status ThreadQueue::register_buffer(int /*index*/, std::span<std::byte> /*memory*/) {
-  return fail(ErrorKind::kUnsupported, "I/O by threads has no registered buffers");
+  return fail(ErrorKind::kUnsupported, "the I/O queue of threads has no registered buffers");
 }
 
 Status ThreadQueue::submit(const IoRequest& request) {
-  if (disowned_) return queue_of_parent();
+  if (disowned_) return closed_by_fork();
   if (in_flight_ >= depth_) return fail(ErrorKind::kInternal, "the I/O queue is full");
   {
     const std::lock_guard lock(shared_->mutex);
@@ -110,11 +109,11 @@ Status ThreadQueue::submit(const IoRequest& request) {
 }
 
 Status ThreadQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
-  if (disowned_) return queue_of_parent();
+  if (disowned_) return closed_by_fork();
   std::unique_lock lock(shared_->mutex);
   const auto ready = [this] { return shared_->woken || !shared_->completed.empty(); };
   if (timeout) {
-    // A time-out of years is none; added to the present it would overflow.
+    // A longer timeout would overflow when added to the current time.
     shared_->done_or_woken.wait_for(lock, std::min<Duration>(*timeout, std::chrono::hours(24 * 365)), ready);
   } else {
     shared_->done_or_woken.wait(lock, ready);

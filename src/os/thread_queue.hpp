@@ -1,5 +1,5 @@
-// ThreadQueue: the I/O queue where io_uring is not to be had: worker threads ("sw-io-N") that call pread and pwrite.
-// Thread rule and lifetime: io_queue.hpp. In a forked child every call answers kClosed, and its destructor does
+// ThreadQueue: the I/O queue for machines without io_uring. Worker threads ("sw-io-N") call pread and pwrite.
+// Owner, thread rule and lifetime: io_queue.hpp. In a forked child every call returns kClosed, and the destructor does
 // not wait.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace slackwater {
 
 class ThreadQueue final : public IoQueue {
  public:
-  // kOutOfMemory when not even one thread can be started; fewer than wanted are enough.
+  // kOutOfMemory if not even one thread can be started. Fewer than wanted are enough.
   [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options,
                                                                std::string fallback_reason);
   ~ThreadQueue() override;
@@ -33,7 +33,7 @@ class ThreadQueue final : public IoQueue {
 
   const unsigned depth_;
   const std::string fallback_reason_;
-  unsigned in_flight_ = 0;  // submitted, completion not yet returned; of the owning thread
+  unsigned in_flight_ = 0;  // submitted, but completion not yet returned; used by the owning thread only
   std::unique_ptr<Shared> shared_;
   bool disowned_ = false;  // in a forked child, where the workers do not exist
   ForkGuard guard_;

@@ -9,8 +9,8 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kMaxPieceBytes = 1u << 30;  // below the kernel's limit of one call, and aligned
-constexpr unsigned kMaxFruitless = 100;
+constexpr std::uint64_t kMaxPieceBytes = 1u << 30;  // aligned, and below the kernel's limit per call
+constexpr unsigned kMaxEmptyAnswers = 100;
 
 }  // namespace
 
@@ -20,7 +20,7 @@ bool Transfer::advance(std::int64_t answer) {
   if (answer < 0) {
     const int sys_errno = static_cast<int>(-answer);
     const bool again = sys_errno == EINTR || sys_errno == EAGAIN;
-    if (again && ++fruitless_ < kMaxFruitless) return false;
+    if (again && ++empty_answers_ < kMaxEmptyAnswers) return false;
     sys_errno_ = sys_errno;
     return true;
   }
@@ -32,14 +32,14 @@ bool Transfer::advance(std::int64_t answer) {
   }
   if (reached > done_bytes_) {
     done_bytes_ = reached;
-    fruitless_ = 0;
+    empty_answers_ = 0;
   } else if (op_ == IoOp::kRead) {
     return true;  // the end of the file
-  } else if (++fruitless_ >= kMaxFruitless) {
+  } else if (++empty_answers_ >= kMaxEmptyAnswers) {
     sys_errno_ = EIO;
     return true;
   }
-  // O_DIRECT starts on a boundary only: the part of the block that did move is moved again.
+  // O_DIRECT needs an aligned start, so the part of the last block that did move is moved again.
   start_ = direct_ ? round_down(done_bytes_, kDirectAlignment) : done_bytes_;
   return false;
 }

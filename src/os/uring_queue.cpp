@@ -18,10 +18,10 @@ namespace slackwater {
 namespace {
 
 constexpr unsigned kMaxDepth = 4096;
-constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the poll; requests have their slot
+constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the wake poll; that of a request is its slot
 
-// Trouble of the call, not of a request: what was queued stays queued, and the next call takes it along.
-bool passes(int sys_errno) {
+// Errors of the call, not of a request. What was queued stays queued, and the next call submits it.
+bool is_transient_errno(int sys_errno) {
   return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME;
 }
 
@@ -34,7 +34,7 @@ __kernel_timespec to_timespec(Duration duration) {
 
 UringQueue::UringQueue(const IoQueueOptions& options)
     : depth_(std::min(options.depth, kMaxDepth)), buffer_slots_(options.buffer_slots), guard_([this] {
-        if (ring_made_) ::close(ring_.ring_fd);  // else a child keeps the ring, and the memory it pins, alive
+        if (ring_made_) ::close(ring_.ring_fd);  // else the child keeps the ring and its pinned memory alive
         (void)wake_event_.close();
         disowned_ = true;
       }) {}
@@ -46,9 +46,9 @@ Result<std::unique_ptr<IoQueue>> UringQueue::create(const IoQueueOptions& option
 }
 
 Status UringQueue::start() {
-  // One entry a request and one for the wake poll; the completion queue has twice as many and cannot overflow.
+  // One entry per request and one for the wake poll. The completion queue has twice as many and cannot overflow.
   const unsigned entries = std::bit_ceil(depth_ + 1);
-  // Completions are run when we enter the kernel anyway, not by interrupting checksums (Linux 5.19).
+  // Process completions when we enter the kernel anyway, instead of interrupting checksums (Linux 5.19).
   io_uring_params params{};
   params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
   int answer = io_uring_queue_init_params(entries, &ring_, &params);
@@ -59,14 +59,14 @@ Status UringQueue::start() {
   if (answer < 0) return fail(error_from_errno(-answer, "cannot set up io_uring"));
   ring_made_ = true;
   if ((params.features & IORING_FEAT_EXT_ARG) == 0) {
-    return fail(ErrorKind::kUnsupported, "this kernel's io_uring is too old (Linux 5.11 is needed)");
+    return fail(ErrorKind::kUnsupported, "this kernel's io_uring is too old; Linux 5.11 is needed");
   }
   answer = io_uring_ring_dontfork(&ring_);
-  if (answer < 0) return fail(error_from_errno(-answer, "cannot keep io_uring out of forked children"));
+  if (answer < 0) return fail(error_from_errno(-answer, "cannot keep io_uring from forked children"));
   wake_event_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_event_) return fail(error_from_errno(errno, "cannot make an event descriptor"));
+  if (!wake_event_) return fail(error_from_errno(errno, "cannot create an event descriptor"));
 
-  // Older kernels lack sparse tables (Linux 5.19): descriptors and plain buffers then do.
+  // Kernels before Linux 5.19 have no sparse tables. Then plain descriptors and buffers are used.
   files_registered_ = io_uring_register_files_sparse(&ring_, static_cast<unsigned>(files_.size())) == 0;
   buffers_registered_ = buffer_slots_ > 0 && io_uring_register_buffers_sparse(&ring_, buffer_slots_) == 0;
 
@@ -82,10 +82,10 @@ UringQueue::~UringQueue() {
   io_uring_queue_exit(&ring_);
 }
 
-// Memory under a transfer must not be given back, whatever else has failed. Pieces are not continued here.
+// Waits for every transfer, whatever has failed, because its memory is about to be reused. Does not continue pieces.
 void UringQueue::drain() {
-  for (const unsigned slot : again_) free_.push_back(slot);
-  again_.clear();
+  for (const unsigned slot : unqueued_) free_.push_back(slot);
+  unqueued_.clear();
   while (in_flight() > 0) {
     io_uring_submit_and_wait(&ring_, 1);
     io_uring_cqe* cqe = nullptr;
@@ -97,9 +97,9 @@ void UringQueue::drain() {
 }
 
 Status UringQueue::register_buffer(int index, std::span<std::byte> memory) {
-  if (disowned_) return queue_of_parent();
+  if (disowned_) return closed_by_fork();
   if (index < 0 || std::cmp_greater_equal(index, buffer_slots_)) {
-    return fail(ErrorKind::kInvalidArgument, "the number of a registered buffer is out of range");
+    return fail(ErrorKind::kInvalidArgument, "the index of the registered buffer is out of range");
   }
   if (!buffers_registered_)
     return fail(ErrorKind::kUnsupported, "this kernel has no sparse table of registered buffers");
@@ -108,26 +108,24 @@ Status UringQueue::register_buffer(int index, std::span<std::byte> memory) {
   const int answer = io_uring_register_buffers_update_tag(&ring_, static_cast<unsigned>(index), &buffer, &no_tag, 1);
   if (answer == 1) return {};
   if (answer == -ENOMEM) {
-    return fail(Error{ErrorKind::kPermission,
-                      "cannot pin an I/O buffer; raise the limit of locked memory (ulimit -l)",
-                      {},
-                      ENOMEM,
-                      false});
+    return fail(Error{.kind = ErrorKind::kPermission,
+                      .message = "cannot pin an I/O buffer; raise the limit on locked memory (ulimit -l)",
+                      .sys_errno = ENOMEM});
   }
   return fail(error_from_errno(answer < 0 ? -answer : EIO, "cannot register an I/O buffer"));
 }
 
-int UringQueue::place_of(File& file) {
+int UringQueue::register_file(File& file) {
   auto* posix_file = dynamic_cast<PosixFile*>(&file);
   if (!files_registered_ || posix_file == nullptr) return -1;
-  FilePlace* chosen = nullptr;
-  for (FilePlace& place : files_) {
-    if (place.serial == posix_file->serial()) {
-      place.last_used = ++uses_;
-      return static_cast<int>(&place - files_.data());
+  FileSlot* chosen = nullptr;
+  for (FileSlot& slot : files_) {
+    if (slot.serial == posix_file->serial()) {
+      slot.last_used = ++uses_;
+      return static_cast<int>(&slot - files_.data());
     }
-    const bool better = chosen == nullptr || place.last_used < chosen->last_used;
-    if (place.in_flight == 0 && better) chosen = &place;
+    const bool better = chosen == nullptr || slot.last_used < chosen->last_used;
+    if (slot.in_flight == 0 && better) chosen = &slot;
   }
   if (chosen == nullptr) return -1;
   const auto number = static_cast<unsigned>(chosen - files_.data());
@@ -141,11 +139,11 @@ int UringQueue::place_of(File& file) {
 void UringQueue::forget(File& file) {
   auto* posix_file = dynamic_cast<PosixFile*>(&file);
   if (disowned_ || posix_file == nullptr) return;
-  for (FilePlace& place : files_) {
-    if (place.serial != posix_file->serial() || place.in_flight > 0) continue;
+  for (FileSlot& slot : files_) {
+    if (slot.serial != posix_file->serial() || slot.in_flight > 0) continue;
     const int nobody = -1;
-    (void)io_uring_register_files_update(&ring_, static_cast<unsigned>(&place - files_.data()), &nobody, 1);
-    place = {};
+    (void)io_uring_register_files_update(&ring_, static_cast<unsigned>(&slot - files_.data()), &nobody, 1);
+    slot = {};
   }
 }
 
@@ -158,13 +156,13 @@ io_uring_sqe* UringQueue::next_sqe() {
   return sqe;
 }
 
-// False: no room in the submission queue now.
+// False if the submission queue is full right now.
 bool UringQueue::queue_piece(unsigned number) {
   io_uring_sqe* sqe = next_sqe();
   if (sqe == nullptr) return false;
   Slot& slot = slots_[number];
   const IoRequest& request = slot.request;
-  const int file = slot.file_place >= 0 ? slot.file_place : request.file->descriptor();
+  const int file = slot.file_slot >= 0 ? slot.file_slot : request.file->descriptor();
   std::byte* data = request.data + slot.transfer.piece_start();
   const auto size = static_cast<unsigned>(slot.transfer.piece_bytes());
   const std::uint64_t offset = request.offset + slot.transfer.piece_start();
@@ -185,33 +183,33 @@ bool UringQueue::queue_piece(unsigned number) {
       }
       break;
   }
-  if (slot.file_place >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+  if (slot.file_slot >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data64(sqe, number);
   return true;
 }
 
 Status UringQueue::submit(const IoRequest& request) {
-  if (disowned_) return queue_of_parent();
+  if (disowned_) return closed_by_fork();
   if (free_.empty()) return fail(ErrorKind::kInternal, "the I/O queue is full");
   const unsigned number = free_.back();
   free_.pop_back();
   Slot& slot = slots_[number];
-  slot = {request, Transfer(request.op, request.size_bytes, request.file->direct()), place_of(*request.file)};
-  if (slot.file_place >= 0) ++files_[static_cast<unsigned>(slot.file_place)].in_flight;
-  if (!queue_piece(number)) again_.push_back(number);
-  // At once: the disk works while the caller checksums the next slab. What this call does not take, wait() hands over.
+  slot = {request, Transfer(request.op, request.size_bytes, request.file->direct()), register_file(*request.file)};
+  if (slot.file_slot >= 0) ++files_[static_cast<unsigned>(slot.file_slot)].in_flight;
+  if (!queue_piece(number)) unqueued_.push_back(number);
+  // Submit at once, so that the disk works while the caller checksums the next slab. wait() submits what is left over.
   io_uring_submit(&ring_);
   return {};
 }
 
 void UringQueue::finish(unsigned number, Result<std::uint64_t> result, std::vector<IoCompletion>& completions) {
   const Slot& slot = slots_[number];
-  if (slot.file_place >= 0) --files_[static_cast<unsigned>(slot.file_place)].in_flight;
+  if (slot.file_slot >= 0) --files_[static_cast<unsigned>(slot.file_slot)].in_flight;
   completions.push_back({slot.request.tag, std::move(result)});
   free_.push_back(number);
 }
 
-// Takes what has completed; true if wake() asked for a return.
+// Takes the completions; true if wake() was called.
 bool UringQueue::reap(std::vector<IoCompletion>& completions) {
   bool woken = false;
   io_uring_cqe* cqe = nullptr;
@@ -220,7 +218,7 @@ bool UringQueue::reap(std::vector<IoCompletion>& completions) {
     const int answer = cqe->res;
     io_uring_cqe_seen(&ring_, cqe);
     if (data == kWakeData) {
-      // Also when the poll was cancelled because the thread that armed it has ended.
+      // The poll may also have been cancelled because the thread that armed it has ended.
       wake_armed_ = false;
       woken = consume_wake() || woken;
       continue;
@@ -230,16 +228,16 @@ bool UringQueue::reap(std::vector<IoCompletion>& completions) {
     if (slot.transfer.advance(answer)) {
       finish(number, slot.transfer.result(slot.request.file->path()), completions);
     } else if (!queue_piece(number)) {
-      again_.push_back(number);
+      unqueued_.push_back(number);
     }
   }
   return woken;
 }
 
-// Queues what is to go on, submits, and waits until something completes or time is up.
+// Queues the remaining pieces, submits, and waits for a completion or the timeout.
 Status UringQueue::enter(std::optional<Duration> timeout) {
   if (!wake_armed_) arm_wake();
-  std::erase_if(again_, [this](unsigned number) { return queue_piece(number); });
+  std::erase_if(unqueued_, [this](unsigned number) { return queue_piece(number); });
   int answer = 0;
   if (timeout) {
     __kernel_timespec limit = to_timespec(*timeout);
@@ -248,13 +246,14 @@ Status UringQueue::enter(std::optional<Duration> timeout) {
   } else {
     answer = io_uring_submit_and_wait(&ring_, 1);
   }
-  if (answer < 0 && !passes(-answer)) return fail(error_from_errno(-answer, "io_uring failed while waiting for I/O"));
+  if (answer < 0 && !is_transient_errno(-answer))
+    return fail(error_from_errno(-answer, "io_uring failed while waiting for I/O"));
   return {};
 }
 
 Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Duration> timeout) {
-  if (disowned_) return queue_of_parent();
-  // A time-out of years is none; added to the present it would overflow.
+  if (disowned_) return closed_by_fork();
+  // A longer timeout would overflow when added to the current time.
   constexpr Duration kLongest = std::chrono::hours(24 * 365);
   const auto deadline = std::chrono::steady_clock::now() + std::min(timeout.value_or(kLongest), kLongest);
   const std::size_t before = completions.size();
@@ -263,10 +262,10 @@ Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Du
   for (;;) {
     woken = reap(completions) || woken;
     if (woken || completions.size() > before) {
-      if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // pieces that go on
+      if (io_uring_sq_ready(&ring_) > 0) io_uring_submit(&ring_);  // next pieces of short transfers
       return {};
     }
-    // Completions may hide until we enter the kernel: time is not up before we have looked there once.
+    // Completions may become visible only when we enter the kernel, so enter it once before giving up.
     const Duration left = std::max(Duration::zero(), Duration(deadline - std::chrono::steady_clock::now()));
     if (timeout && left == Duration::zero() && entered) return {};
     SW_TRY(enter(timeout ? std::optional(left) : std::nullopt));
@@ -274,7 +273,7 @@ Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Du
   }
 }
 
-// The poll is one shot: armed again by the wait() that follows. A full queue leaves it for the next round.
+// The poll fires once; the next wait() arms it again. If the queue is full, that is left to the next round.
 void UringQueue::arm_wake() {
   io_uring_sqe* sqe = next_sqe();
   if (sqe == nullptr) return;
@@ -283,8 +282,8 @@ void UringQueue::arm_wake() {
   wake_armed_ = true;
 }
 
-// First the event, then the flag: a wake() in between finds the flag set and need not write, because the wait() that is
-// here has yet to return; one after it writes again.
+// Reads the event first and clears the flag second. A wake() in between finds the flag set and need not write, because
+// this wait() has yet to return. A wake() afterwards writes again.
 bool UringQueue::consume_wake() {
   std::uint64_t count = 0;
   [[maybe_unused]] const ssize_t size = ::read(wake_event_.get(), &count, sizeof count);

@@ -1,6 +1,6 @@
-// UringQueue: the I/O queue on io_uring, with registered buffers and files. The only part that names liburing.
-// Thread rule: io_queue.hpp. The thread that made it need not be the one that uses it, so the ring is not bound to a single
-// issuer. In a forked child every call answers kClosed: the ring's memory is not there.
+// UringQueue: the I/O queue on io_uring, with registered buffers and files. The only user of liburing.
+// Owner, thread rule and lifetime: io_queue.hpp. One thread may make it and another use it, so the ring is not bound to
+// a single issuer. In a forked child every call returns kClosed, because the ring's memory does not exist there.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace slackwater {
 
 class UringQueue final : public IoQueue {
  public:
-  // An Error when the kernel does not permit io_uring or lacks a part that is needed (Linux 5.11).
+  // An Error if the kernel does not permit io_uring or is older than Linux 5.11.
   [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options);
   ~UringQueue() override;
 
@@ -34,15 +34,15 @@ class UringQueue final : public IoQueue {
   void wake() override;
 
  private:
-  // One request under way.
+  // One request in flight.
   struct Slot {
     IoRequest request;
     Transfer transfer;
-    int file_place = -1;  // in files_, or -1: by descriptor
+    int file_slot = -1;  // index into files_; -1: use the descriptor
   };
-  // One place of the kernel's table of registered files.
-  struct FilePlace {
-    std::uint64_t serial = 0;  // of the PosixFile; 0: empty
+  // One slot of the kernel's table of registered files.
+  struct FileSlot {
+    std::uint64_t serial = 0;  // PosixFile::serial(); 0: the slot is free
     std::uint64_t last_used = 0;
     unsigned in_flight = 0;
   };
@@ -51,7 +51,7 @@ class UringQueue final : public IoQueue {
   [[nodiscard]] Status start();
   [[nodiscard]] io_uring_sqe* next_sqe();
   [[nodiscard]] bool queue_piece(unsigned slot);
-  [[nodiscard]] int place_of(File& file);
+  [[nodiscard]] int register_file(File& file);  // its index in files_; -1 if it cannot be registered
   void arm_wake();
   [[nodiscard]] bool consume_wake();
   [[nodiscard]] bool reap(std::vector<IoCompletion>& completions);
@@ -64,17 +64,17 @@ class UringQueue final : public IoQueue {
 
   io_uring ring_{};
   bool ring_made_ = false;
-  bool buffers_registered_ = false;  // the table is there, its places are filled one by one
+  bool buffers_registered_ = false;  // the table exists; its slots are filled one by one
   bool files_registered_ = false;
   std::vector<Slot> slots_;
-  std::vector<unsigned> free_;   // slots not under way
-  std::vector<unsigned> again_;  // slots whose next piece found no room in the submission queue
-  std::array<FilePlace, 16> files_{};
+  std::vector<unsigned> free_;      // slots without a request
+  std::vector<unsigned> unqueued_;  // slots whose next piece found no room in the submission queue
+  std::array<FileSlot, 16> files_{};
   std::uint64_t uses_ = 0;
 
   UniqueFd wake_event_;
   bool wake_armed_ = false;               // a poll of wake_event_ is in the ring
-  std::atomic<bool> wake_asked_ = false;  // set by wake(), cleared by the wait() that returns for it
+  std::atomic<bool> wake_asked_ = false;  // set by wake(), cleared by the wait() that returns because of it
 
   bool disowned_ = false;  // in a forked child
   ForkGuard guard_;

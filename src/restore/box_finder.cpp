@@ -35,20 +35,20 @@ BoxFinder::BoxFinder(std::span<const StoredBox> boxes, std::size_t regions) : bo
 }
 
 void BoxFinder::find(BoxView region, const std::function<void(const StoredBox&, const Box&)>& found) const {
-  const auto look_at = [&](const StoredBox& box) {
+  const auto check = [&](const StoredBox& box) {
     if (const std::optional<Box> common = intersect({box.offset, box.shape}, region)) found(box, *common);
   };
   if (order_.empty()) {
-    std::ranges::for_each(boxes_, look_at);
+    std::ranges::for_each(boxes_, check);
     return;
   }
-  // Those before `first` end before the region; those from `last` on begin behind it.
+  // Boxes before `first` end before the region; boxes from `last` on begin behind it.
   const std::int64_t region_begin = region.offset[dimension_];
   const auto first = std::ranges::upper_bound(reach_, region_begin) - reach_.begin();
   const auto last = std::ranges::lower_bound(order_, region_begin + region.shape[dimension_], {},
                                              [this](std::uint32_t box) { return begin(box); }) -
                     order_.begin();
-  for (auto i = first; i < last; ++i) look_at(boxes_[order_[static_cast<std::size_t>(i)]]);
+  for (auto i = first; i < last; ++i) check(boxes_[order_[static_cast<std::size_t>(i)]]);
 }
 
 }  // namespace slackwater

@@ -7,47 +7,43 @@
 
 #include "base/log.hpp"
 #include "base/result.hpp"
-#include "commit/catalog.hpp"
 #include "device/device.hpp"
 #include "restore/block_reader.hpp"
 #include "restore/checkpoint_reader.hpp"
-#include "restore/read_memory.hpp"
 #include "restore/read_plan.hpp"
 #include "restore/version_contents.hpp"
+#include "version/catalog.hpp"
 
 namespace slackwater {
 
 struct Checkpoint::Impl {
-  std::unique_ptr<FileSystem> own_fs;  // empty when the opener lent one
-  FileSystem* fs = nullptr;
-  std::unique_ptr<Pool> own_pool;  // made at the first read, when none was lent
-  Pool* pool = nullptr;
-  Devices* devices = nullptr;
-  OnProgress on_progress;
+  ReaderParts parts;
+  std::unique_ptr<FileSystem> own_fs;  // empty if the opener lent one
+  std::unique_ptr<Pool> own_pool;      // made at the first read if none was lent
   std::unique_ptr<Device> host = make_host_device();
   std::string root;
   VersionInfo version;
   ReadOptions options;
   VersionContents contents;
 
+  [[nodiscard]] VersionName name() const { return {version.step, version.attempt}; }
   [[nodiscard]] Status ensure_pool() {
-    if (pool != nullptr) return {};
+    if (parts.pool != nullptr) return {};
     SW_ASSIGN(own_pool, make_read_pool(options, contents.manifest.size_bytes));
-    pool = own_pool.get();
+    parts.pool = own_pool.get();
     return {};
   }
 };
 
 namespace {
 
-// Registers a reader's own memory with CUDA while it lasts: devices then fetch from it by themselves.
+// Registers a reader's own memory with CUDA for its lifetime, so that devices can fetch from it by themselves.
 class PinnedWhile {
  public:
   PinnedWhile(Devices* devices, Pool* pool, const Log& log) {
     if (devices == nullptr || pool == nullptr || !devices->cuda_in_use()) return;
     if (const auto status = devices->pin(pool->memory(), pool->slab_bytes()); !status) {
-      log.warn("memory for reading could not be registered with CUDA, so the restore is slow: {}",
-               status.error().to_string());
+      log.warn("cannot register the read memory with CUDA, so the restore is slow: {}", status.error().to_string());
       return;
     }
     devices_ = devices;
@@ -64,16 +60,15 @@ class PinnedWhile {
   std::span<std::byte> memory_;
 };
 
-// Where the targets lie. Fails before a byte has moved.
+// The devices that the targets lie on.
 Result<std::map<int, Device*>> open_devices(const ReadPlan& plan, Device& host, Devices* devices) {
   std::map<int, Device*> result{{kHostDevice, &host}};
   for (const int ordinal : plan.devices()) {
     if (devices == nullptr) {
-      return fail(
-          ErrorKind::kUnsupported,
-          fmt::format("tensors are to be placed on CUDA device {}, which only a restore through the engine can do; "
-                      "read them into host memory instead",
-                      ordinal));
+      return fail(ErrorKind::kUnsupported,
+                  fmt::format("only a restore through the engine can place tensors on CUDA device {}; "
+                              "read them into host memory instead",
+                              ordinal));
     }
     SW_ASSIGN(result[ordinal], devices->cuda(ordinal));
   }
@@ -88,18 +83,19 @@ Error describe_damage(const BadBlock& bad, const ReadPlan& plan) {
   return error;
 }
 
-// The records of the files that will be read. An index places boxes; how long its files are, their records say.
-Status check_promises(FileSystem& fs, const std::string& directory, const ReadPlan& plan, const OnProgress& on_progress,
-                      VersionContents& contents) {
+// Loads the records of the files that will be read. An index says where boxes lie, but only a record says how long its
+// file is, so the two are compared here.
+Status load_records_of(const ReadPlan& plan, FileSystem& fs, const std::string& directory,
+                       const OnProgress& on_progress, VersionContents& contents) {
   std::vector<std::uint32_t> files;
   for (const FileExtent& box : plan.stored())
     if (files.empty() || files.back() != box.file) files.push_back(box.file);
-  SW_TRY(load_promises(fs, directory, contents, files, on_progress));
+  SW_TRY(load_records(fs, directory, contents, files, on_progress));
   for (const FileExtent& box : plan.stored()) {
     const DataFile& file = contents.data[box.file];
     if (box.size_bytes <= file.size_bytes && box.offset <= file.size_bytes - box.size_bytes) continue;
     return fail(ErrorKind::kCorrupt,
-                fmt::format("the index places tensor '{}' at bytes {} to {} of this file, its record promises {} bytes",
+                fmt::format("the index places tensor '{}' at bytes {} to {} of this file, but its record says {} bytes",
                             plan.name_of(box), box.offset, box.offset + box.size_bytes, file.size_bytes),
                 file.path);
   }
@@ -114,20 +110,19 @@ std::string steps_text(const std::vector<VersionInfo>& versions) {
 }
 
 Result<VersionInfo> choose(const Catalog& catalog, const std::string& directory, std::optional<std::uint64_t> step) {
-  const std::vector<VersionInfo> counting = catalog.counting();
+  const std::vector<VersionInfo> live = catalog.live_versions();
   if (!step) {
-    if (counting.empty())
+    if (live.empty())
       return fail(ErrorKind::kNotFound, "there is no committed checkpoint in this directory", directory);
-    return counting.back();
+    return live.back();
   }
-  for (const VersionInfo& version : counting)
+  for (const VersionInfo& version : live)
     if (version.step == *step) return version;
   for (const CatalogEntry& entry : catalog.entries)
     if (entry.name.step == *step && entry.error) return fail(*entry.error);
   return fail(ErrorKind::kNotFound,
-              counting.empty()
-                  ? fmt::format("there is no checkpoint of step {}, nor of any other", *step)
-                  : fmt::format("there is no checkpoint of step {}; there are {}", *step, steps_text(counting)),
+              live.empty() ? fmt::format("there is no checkpoint of step {}, nor of any other step", *step)
+                           : fmt::format("there is no checkpoint of step {}; there are {}", *step, steps_text(live)),
               directory);
 }
 
@@ -136,22 +131,18 @@ Result<VersionInfo> choose(const Catalog& catalog, const std::string& directory,
 Result<std::vector<VersionInfo>> list_versions(const std::string& directory) {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
-  return catalog.counting();
+  return catalog.live_versions();
 }
 
 Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root, const VersionInfo& version,
                                 const ReadOptions& options) {
   auto impl = std::make_unique<Checkpoint::Impl>();
-  impl->fs = parts.fs;
-  impl->pool = parts.pool;
-  impl->devices = parts.devices;
-  impl->on_progress = parts.on_progress;
+  impl->parts = parts;
   impl->root = root;
   impl->options = options;
   impl->version = version;
-  const VersionName name{version.step, version.attempt};
-  auto contents = load_version(*parts.fs, root, name, parts.viewer, parts.on_progress);
-  if (!contents) return fail(damaged_or_removed(*parts.fs, root, name, std::move(contents).error()));
+  auto contents = load_version(*parts.fs, root, impl->name(), parts.viewer, parts.on_progress);
+  if (!contents) return fail(damaged_or_removed(*parts.fs, root, impl->name(), std::move(contents).error()));
   impl->contents = std::move(*contents);
   if (!impl->contents.trouble.empty()) Log(options.log).warn("step {}: {}", version.step, impl->contents.trouble);
   return Checkpoint(std::move(impl));
@@ -183,34 +174,39 @@ std::span<const std::string> Checkpoint::rank_local_values() const {
 }
 
 Status Checkpoint::read(std::span<const Target> targets) {
-  const VersionName name{impl_->version.step, impl_->version.attempt};
-  const std::string directory = impl_->root + "/" + version_directory(name);
+  const ReaderParts& parts = impl_->parts;
+  const std::string& root = impl_->root;
+  VersionContents& contents = impl_->contents;
+  const std::string directory = root + "/" + version_directory(impl_->name());
   const auto damaged = [&](Error error) {
     if (error.kind == ErrorKind::kCorrupt && error.path.empty()) error.path = directory;
-    return fail(damaged_or_removed(*impl_->fs, impl_->root, name, std::move(error)));
+    return fail(damaged_or_removed(*parts.fs, root, impl_->name(), std::move(error)));
   };
-  auto made = ReadPlan::make(impl_->contents.tensors, targets);
+
+  // Everything that can be refused is refused before a byte moves: the caller's tensors stay as they are.
+  auto made = ReadPlan::make(contents.tensors, targets);
   if (!made && made.error().kind == ErrorKind::kCorrupt) return damaged(std::move(made).error());
   if (!made) {
     Error error = std::move(made).error();
-    if (error.kind == ErrorKind::kMismatch && impl_->contents.left_out)
-      error.message +=
-          fmt::format("; it was saved by {}, and only as many have tensors back that one rank alone had",
-                      impl_->version.world == 1 ? "1 rank" : fmt::format("{} ranks", impl_->version.world));
+    if (error.kind == ErrorKind::kMismatch && contents.left_out)
+      error.message += fmt::format(
+          "; it was saved by {}, and tensors that only one rank had can be restored only on the "
+          "same number of ranks",
+          impl_->version.world == 1 ? "1 rank" : fmt::format("{} ranks", impl_->version.world));
     return fail(std::move(error));
   }
   const ReadPlan& plan = *made;
   if (plan.stored().empty()) return {};
-  SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, impl_->devices));
-  if (auto promised = check_promises(*impl_->fs, directory, plan, impl_->on_progress, impl_->contents); !promised)
-    return damaged(std::move(promised).error());
+  SW_ASSIGN(const auto devices, open_devices(plan, *impl_->host, parts.devices));
+  if (auto loaded = load_records_of(plan, *parts.fs, directory, parts.on_progress, contents); !loaded)
+    return damaged(std::move(loaded).error());
   SW_TRY(impl_->ensure_pool());
-  const PinnedWhile pinned(devices.size() > 1 ? impl_->devices : nullptr, impl_->own_pool.get(),
+  const PinnedWhile pinned(devices.size() > 1 ? parts.devices : nullptr, impl_->own_pool.get(),
                            Log(impl_->options.log));
 
   std::vector<ReadFile> files;
-  for (const DataFile& file : impl_->contents.data) files.push_back({file.path, file.size_bytes, file.block_digests});
-  BlockReader reader(*impl_->fs, *impl_->pool, block_reader_options(impl_->options), Log(impl_->options.log));
+  for (const DataFile& file : contents.data) files.push_back({file.path, file.size_bytes, file.block_digests});
+  BlockReader reader(*parts.fs, *parts.pool, block_reader_options(impl_->options), Log(impl_->options.log));
   const std::vector<ReadUnit> units = plan.units(files, reader.unit_bytes());
 
   const auto place = [&](const ReadUnit& unit, std::span<const std::byte> bytes) -> Status {
@@ -222,22 +218,22 @@ Status Checkpoint::read(std::span<const Target> targets) {
   const auto keep_first = [&](const BadBlock& bad) {
     if (!damage) {
       damage = describe_damage(bad, plan);
-      if (bad.error.kind == ErrorKind::kNotFound) damage = missing_or_unreadable(*impl_->fs, std::move(*damage));
+      if (bad.error.kind == ErrorKind::kNotFound) damage = missing_or_unreadable(*parts.fs, std::move(*damage));
     }
     return false;
   };
-  const auto go_on = [&](std::uint64_t) {
-    if (impl_->on_progress) impl_->on_progress();
+  const auto on_progress = [&](std::uint64_t) {
+    if (parts.on_progress) parts.on_progress();
   };
-  const Status status = reader.run(files, units, place, keep_first, go_on);
+  const Status status = reader.run(files, units, place, keep_first, on_progress);
   if (damage) return damaged(std::move(*damage));
   return status;
 }
 
 Result<VerifyReport> Checkpoint::verify(const std::function<void(std::uint64_t, std::uint64_t)>& progress) {
   SW_TRY(impl_->ensure_pool());
-  return verify_version({.fs = impl_->fs, .pool = impl_->pool}, impl_->root,
-                        {impl_->version.step, impl_->version.attempt}, impl_->options, progress);
+  return verify_version({.fs = impl_->parts.fs, .pool = impl_->parts.pool}, impl_->root, impl_->name(), impl_->options,
+                        progress);
 }
 
 }  // namespace slackwater

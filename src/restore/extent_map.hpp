@@ -1,5 +1,6 @@
-// ExtentMap: which items lie in a byte range of a file; and the reads that fetch all of them. Pure, constant after construction.
-// overlapping() needs extents that are disjoint or the same (tied tensors, several targets for one stored tensor).
+// ExtentMap: which items lie in a byte range of a file, and which reads fetch all of them. overlapping() needs extents
+// that are disjoint or equal (tied tensors, several targets for one stored tensor).
+// Thread rule: constant after construction.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,7 @@ namespace slackwater {
 
 struct FileExtent {
   std::uint32_t file = 0;
-  std::uint32_t item = 0;  // the caller's: index of a tensor or of a target
+  std::uint32_t item = 0;  // the caller's number for it
   std::uint64_t offset = 0;
   std::uint64_t size_bytes = 0;
 };
@@ -20,14 +21,14 @@ struct FileExtent {
 class ExtentMap {
  public:
   ExtentMap() = default;
-  // Any order; empty extents are dropped.
+  // In any order; empty extents are dropped.
   explicit ExtentMap(std::vector<FileExtent> extents);
 
   [[nodiscard]] std::span<const FileExtent> overlapping(std::uint32_t file, std::uint64_t offset,
                                                         std::uint64_t size_bytes) const;
   [[nodiscard]] std::span<const FileExtent> extents() const { return extents_; }  // by file, then offset
 
-  // Whole blocks, each once, only those that hold a wanted byte; neighbours merged into units of at most unit_bytes.
+  // The blocks that hold a wanted byte, each once. Neighbours are merged into units of at most unit_bytes.
   [[nodiscard]] std::vector<ReadUnit> plan_units(std::span<const ReadFile> files, std::uint64_t unit_bytes) const;
 
  private:

@@ -1,7 +1,8 @@
-// ReadPlan: which blocks to read for a set of targets, and where the bytes of each block go. A target takes a whole tensor or a box of it,
-// from wherever its parts are stored; every target is checked, and every element of it has exactly one source, before the plan exists.
-// Constant after make(); pieces() may be called from several threads.
-// Lifetime: the memory behind the targets outlives the reading; the plan keeps no pointer to the Target objects.
+// ReadPlan: which blocks to read for a set of targets, and where the bytes of each block go. A target takes a whole
+// tensor or a box of it, from wherever its parts are stored. Before a plan exists, every target has been checked, and
+// every element of it has exactly one source.
+// Thread rule: constant after make(); pieces() may be called from several threads.
+// Lifetime: the memory behind the targets outlives the reading. The plan keeps no pointer to the Target objects.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "device/device.hpp"
-#include "restore/cutout.hpp"
+#include "restore/box_slices.hpp"
 #include "restore/extent_map.hpp"
 #include "slackwater/error.hpp"
 #include "slackwater/tensor.hpp"
@@ -21,14 +22,14 @@ namespace slackwater {
 
 class ReadPlan {
  public:
-  // `tensors`: sorted by name. kMismatch: no such tensor, another dtype or shape; kInvalidArgument: a target no bytes can be placed in;
-  // both name the targets. kCorrupt: the boxes of a tensor do not cover what is wanted, or lie upon each other.
+  // `tensors`: sorted by name. kMismatch: no such tensor, or another dtype or shape. kInvalidArgument: a target that
+  // cannot take bytes. Both name the targets. kCorrupt: the boxes of a tensor overlap or do not cover what is wanted.
   [[nodiscard]] static Result<ReadPlan> make(std::span<const TensorInfo> tensors, std::span<const Target> targets);
 
-  // The boxes that have wanted bytes, by file, then offset; several times if several targets want some of one.
+  // The boxes that hold wanted bytes, by file, then offset. A box that several targets want is there several times.
   [[nodiscard]] std::span<const FileExtent> stored() const { return stored_.extents(); }
   [[nodiscard]] const std::string& name_of(const FileExtent& stored) const { return names_[target_[stored.item]]; }
-  // CUDA devices that have targets, in order, each once.
+  // The CUDA devices that have targets, in order, each once.
   [[nodiscard]] std::vector<int> devices() const;
 
   // Whole blocks, each once, only those that hold a wanted byte.
@@ -36,11 +37,11 @@ class ReadPlan {
 
   // What the verified bytes of `unit` fill.
   struct Pieces {
-    std::map<int, std::vector<CopyPiece>> on;           // by device, kHostDevice first if it is among them
-    std::vector<std::vector<std::byte>> gathered = {};  // bytes that lay in many short runs; pieces point to them
+    std::map<int, std::vector<CopyPiece>> on;           // by device; kHostDevice comes first
+    std::vector<std::vector<std::byte>> gathered = {};  // bytes of many short runs; pieces point to them
   };
   [[nodiscard]] Pieces pieces(const ReadUnit& unit, std::span<const std::byte> bytes) const;
-  // Names of the targets that have bytes there, without repetition.
+  // The names of the targets that have bytes there, each once.
   [[nodiscard]] std::vector<std::string> names(std::uint32_t file, std::uint64_t offset,
                                                std::uint64_t size_bytes) const;
 
@@ -50,14 +51,14 @@ class ReadPlan {
   std::vector<int> device_;         // by target
   std::vector<std::string> names_;  // by target
 
-  // By cutout: a part of a stored box, or all of it, that one target wants.
-  Cutouts cutouts_;
+  // By slice: the part of a stored box that one target wants.
+  BoxSlices slices_;
   std::vector<StridedMemory> memory_;  // where it goes
   std::vector<std::uint32_t> target_;
-  ExtentMap stored_;  // the box it is cut from; item: the cutout
+  ExtentMap stored_;  // the box that each slice is cut from; item: the slice
 };
 
-// Binary search in tensors sorted by name; nullptr if there is none.
+// Binary search in tensors sorted by name; nullptr if there is none of that name.
 [[nodiscard]] const TensorInfo* find_tensor(std::span<const TensorInfo> tensors, std::string_view name);
 
 }  // namespace slackwater

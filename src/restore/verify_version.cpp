@@ -14,15 +14,14 @@
 #include "base/log.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "commit/fields.hpp"
-#include "commit/index.hpp"
 #include "restore/block_reader.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "restore/extent_map.hpp"
-#include "restore/read_memory.hpp"
 #include "restore/version_contents.hpp"
 #include "restore/version_index.hpp"
 #include "tensor/box.hpp"
+#include "version/fields.hpp"
+#include "version/index.hpp"
 
 namespace slackwater {
 namespace {
@@ -30,15 +29,14 @@ namespace {
 constexpr const char* kHeaderItem = "(header)";
 constexpr std::chrono::milliseconds kProgressInterval{100};
 
-// One data file as far as it can be judged before its blocks are read.
-struct Suspect {
+// One data file, as far as it is known before its blocks are read.
+struct CheckedFile {
   std::string name;
   DataFile data;
-  StreamIdentity identity;
-  std::uint64_t readable_bytes =
-      0;                  // what exists on disk in whole blocks; the last one counts if the file has its full size
-  bool size_fits = true;  // its size on disk is the one promised
-  std::uint64_t header_end = 1;  // blocks that begin before it hold the header
+  FileIdentity identity;
+  std::uint64_t readable_bytes = 0;  // in whole blocks; the last one may be short if the file has its full size
+  bool size_fits = true;             // its size on disk is the one in its record
+  std::uint64_t header_end = 1;      // blocks that begin before it hold the header
 };
 
 // A stored tensor, or a box of it, as the index has it.
@@ -71,11 +69,11 @@ class Verifier {
   Result<VerifyReport> run();
 
  private:
-  void look_at_index(const Manifest& manifest);
-  void look_at_record(const Manifest& manifest, const RecordReference& reference);
-  void look_at_file(const Record& record, FileRecord promised);
-  [[nodiscard]] Result<std::vector<BadRange>> look_at_blocks();
-  void look_at_headers(const std::vector<BadRange>& bad);
+  void check_index(const Manifest& manifest);
+  void check_record(const Manifest& manifest, const RecordReference& reference);
+  void check_file(const FileIdentity& identity, FileRecord record);
+  [[nodiscard]] Result<std::vector<BadRange>> check_blocks();
+  void check_headers(const std::vector<BadRange>& bad);
   void compare_with_index(const std::string& file, const std::vector<TensorInfo>& tensors);
   void name_damage(std::vector<BadRange> bad);
 
@@ -94,20 +92,21 @@ class Verifier {
   VerifyReport report_;
   // The stored tensors of each file by the index, sorted by offset; empty if the index is damaged.
   std::map<std::string, std::vector<IndexedTensor>, std::less<>> index_;
-  std::vector<Suspect> files_;
+  std::vector<CheckedFile> files_;
   std::vector<std::string> item_names_;
-  std::vector<FileExtent> items_;  // whose bytes lie where: from the headers; where one is damaged, from the index
+  std::vector<FileExtent> items_;  // where each tensor lies, by the headers; by the index if a header is damaged
 };
 
-// Without the path, which a Damage names already.
+// The error without its path, which a Damage names already.
 std::string reason(const Error& error) {
   Error bare = error;
   bare.path.clear();
   return bare.to_string();
 }
 
-// Of several ranks each may have a tensor of the same name; boxes of a global tensor are called by that.
-void call_as_indexed(std::vector<TensorInfo>& tensors, const StreamIdentity& identity) {
+// Gives tensors the names they have in the index. With several ranks, each may have a tensor of the same name, so those
+// get the rank in front. Boxes of a global tensor go by the tensor's name.
+void call_as_indexed(std::vector<TensorInfo>& tensors, const FileIdentity& identity) {
   for (TensorInfo& tensor : tensors) {
     if (tensor.boxes.empty() && identity.world > 1) tensor.name = local_name(identity.rank, tensor.name);
     if (tensor.boxes.empty()) continue;
@@ -116,7 +115,7 @@ void call_as_indexed(std::vector<TensorInfo>& tensors, const StreamIdentity& ide
   }
 }
 
-bool is_same(const TensorInfo& stored, const IndexedTensor& indexed) {
+bool agree(const TensorInfo& stored, const IndexedTensor& indexed) {
   if (stored.size_bytes != indexed.size_bytes) return false;
   if (stored.boxes.empty()) return stored.shape == indexed.box.shape;
   return stored.boxes.front().offset == indexed.box.offset && stored.boxes.front().shape == indexed.box.shape;
@@ -129,22 +128,19 @@ void Verifier::add(std::string file, std::uint64_t offset, std::uint64_t size_by
 
 Result<VerifyReport> Verifier::run() {
   const auto started = std::chrono::steady_clock::now();
-  auto manifest = read_manifest(fs_, root_, version_);
+  auto manifest = read_commit(fs_, root_, version_);
   if (!manifest) {
-    // Otherwise nothing was promised, or nobody here understands what.
+    // For any other kind no commit was decided here, or this release cannot read it. That is not damage.
     const bool damaged = manifest.error().kind == ErrorKind::kCorrupt || manifest.error().kind == ErrorKind::kIo;
     if (!damaged) return fail(std::move(manifest).error());
     add(kManifestName, 0, 0, {}, reason(manifest.error()));
     return std::move(report_);
   }
-  if (manifest->decision == Decision::kAbort)
-    return fail(ErrorKind::kAborted, fmt::format("this version was given up when it was written: {}", manifest->reason),
-                directory_);
 
-  look_at_index(*manifest);
-  for (const RecordReference& reference : manifest->records) look_at_record(*manifest, reference);
-  SW_ASSIGN(std::vector<BadRange> bad, look_at_blocks());
-  look_at_headers(bad);
+  check_index(*manifest);
+  for (const RecordReference& reference : manifest->records) check_record(*manifest, reference);
+  SW_ASSIGN(std::vector<BadRange> bad, check_blocks());
+  check_headers(bad);
   name_damage(std::move(bad));
   if (!report_.damages.empty()) {
     Error gone = damaged_or_removed(fs_, root_, version_, {});
@@ -154,7 +150,7 @@ Result<VerifyReport> Verifier::run() {
   return std::move(report_);
 }
 
-void Verifier::look_at_index(const Manifest& manifest) {
+void Verifier::check_index(const Manifest& manifest) {
   const auto text = read_index(fs_, directory_, manifest);
   if (!text) return add(kIndexName, 0, 0, {}, reason(text.error()));
   auto entries = parse_index(*text, directory_ + "/" + kIndexName);
@@ -176,7 +172,7 @@ void Verifier::look_at_index(const Manifest& manifest) {
   }
 }
 
-void Verifier::look_at_record(const Manifest& manifest, const RecordReference& reference) {
+void Verifier::check_record(const Manifest& manifest, const RecordReference& reference) {
   auto record = load_record(fs_, directory_, manifest, reference);
   if (!record) {
     std::vector<std::string> tensors;
@@ -189,39 +185,38 @@ void Verifier::look_at_record(const Manifest& manifest, const RecordReference& r
                fmt::format("{}; without the record the files of rank {} cannot be checked", reason(record.error()),
                            reference.rank));
   }
-  for (FileRecord& file : record->files) look_at_file(*record, std::move(file));
+  for (FileRecord& file : record->files) check_file(record->identity, std::move(file));
 }
 
-void Verifier::look_at_file(const Record& record, FileRecord promised) {
-  const std::string path = directory_ + "/" + promised.name;
+void Verifier::check_file(const FileIdentity& identity, FileRecord record) {
+  const std::string path = directory_ + "/" + record.name;
   const auto opened = fs_.open(path, OpenMode::kRead, false);
   const auto status = opened ? (*opened)->status() : Result<FileStatus>(fail(opened.error()));
   if (!status)
-    return add(promised.name, 0, promised.size_bytes, indexed_names(promised.name, 0),
+    return add(record.name, 0, record.size_bytes, indexed_names(record.name, 0),
                status.error().kind == ErrorKind::kNotFound ? "the file is missing" : reason(status.error()));
 
-  std::uint64_t readable_bytes = promised.size_bytes;
-  if (status->size_bytes < promised.size_bytes) {
+  std::uint64_t readable_bytes = record.size_bytes;
+  if (status->size_bytes < record.size_bytes) {
     readable_bytes = round_down(status->size_bytes, kBlockBytes);
-    add(promised.name, readable_bytes, promised.size_bytes - readable_bytes,
-        indexed_names(promised.name, readable_bytes),
-        fmt::format("the file is truncated: it has {} bytes of {}", status->size_bytes, promised.size_bytes));
-  } else if (status->size_bytes > promised.size_bytes) {
-    add(promised.name, promised.size_bytes, status->size_bytes - promised.size_bytes, {},
-        fmt::format("the file has {} bytes, its record promises {}", status->size_bytes, promised.size_bytes));
+    add(record.name, readable_bytes, record.size_bytes - readable_bytes, indexed_names(record.name, readable_bytes),
+        fmt::format("the file is truncated: it has {} bytes of {}", status->size_bytes, record.size_bytes));
+  } else if (status->size_bytes > record.size_bytes) {
+    add(record.name, record.size_bytes, status->size_bytes - record.size_bytes, {},
+        fmt::format("the file has {} bytes, its record says {}", status->size_bytes, record.size_bytes));
   }
-  files_.push_back({.name = promised.name,
-                    .data = {path, promised.size_bytes, std::move(promised.block_digests)},
-                    .identity = record.identity,
+  files_.push_back({.name = record.name,
+                    .data = {path, record.size_bytes, std::move(record.block_digests)},
+                    .identity = identity,
                     .readable_bytes = readable_bytes,
-                    .size_fits = status->size_bytes == promised.size_bytes});
+                    .size_fits = status->size_bytes == record.size_bytes});
 }
 
-Result<std::vector<BadRange>> Verifier::look_at_blocks() {
+Result<std::vector<BadRange>> Verifier::check_blocks() {
   std::vector<ReadFile> read_files;
   std::vector<FileExtent> extents;
   std::uint64_t total = 0;
-  for (const Suspect& file : files_) {
+  for (const CheckedFile& file : files_) {
     extents.push_back({static_cast<std::uint32_t>(read_files.size()), 0, 0, file.readable_bytes});
     read_files.push_back({file.data.path, file.data.size_bytes, file.data.block_digests});
     total += file.readable_bytes;
@@ -245,30 +240,30 @@ Result<std::vector<BadRange>> Verifier::look_at_blocks() {
     }
     return true;
   };
-  auto last_told = std::chrono::steady_clock::now() - kProgressInterval;
-  const auto tell = [&](std::uint64_t done) {
+  auto last_report = std::chrono::steady_clock::now() - kProgressInterval;
+  const auto report_progress = [&](std::uint64_t done) {
     const auto now = std::chrono::steady_clock::now();
-    if (!progress_ || (now - last_told < kProgressInterval && done != total)) return;
-    last_told = now;
+    if (!progress_ || (now - last_report < kProgressInterval && done != total)) return;
+    last_report = now;
     progress_(done, total);
   };
   const auto nothing_to_place = [](const ReadUnit&, std::span<const std::byte>) -> Status { return {}; };
-  SW_TRY(reader.run(read_files, units, nothing_to_place, collect, tell));
+  SW_TRY(reader.run(read_files, units, nothing_to_place, collect, report_progress));
   report_.bytes_read = total;
   std::ranges::sort(bad, {}, [](const BadRange& range) { return std::pair(range.file, range.offset); });
   return bad;
 }
 
-// Headers come after the blocks, so that a damaged block is told once, by the block.
-void Verifier::look_at_headers(const std::vector<BadRange>& bad) {
+// Headers come after the blocks, so that a damaged block is reported only once.
+void Verifier::check_headers(const std::vector<BadRange>& bad) {
   for (std::uint32_t i = 0; i < files_.size(); ++i) {
-    Suspect& file = files_[i];
+    CheckedFile& file = files_[i];
     const auto take = [&](const std::string& name, std::uint64_t offset, std::uint64_t size_bytes) {
       items_.push_back({i, static_cast<std::uint32_t>(item_names_.size()), offset, size_bytes});
       item_names_.push_back(name);
     };
-    const FileRecord promised{file.name, file.data.size_bytes, 0, file.data.block_digests};
-    if (auto header = load_header(fs_, file.data.path, promised, file.identity)) {
+    const FileRecord record{file.name, file.data.size_bytes, 0, file.data.block_digests};
+    if (auto header = load_header(fs_, file.data.path, record, file.identity)) {
       file.header_end = header->data_offset;
       call_as_indexed(header->tensors, file.identity);
       for (const TensorInfo& tensor : header->tensors) take(tensor.name, tensor.offset, tensor.size_bytes);
@@ -284,7 +279,7 @@ void Verifier::look_at_headers(const std::vector<BadRange>& bad) {
   }
 }
 
-// The index is derived from the headers; one that says something else would mislead whoever trusts it.
+// The index is derived from the headers. One that contradicts them would mislead a reader that trusts it.
 void Verifier::compare_with_index(const std::string& file, const std::vector<TensorInfo>& tensors) {
   const auto indexed = index_.find(file);
   if (indexed == index_.end()) return;
@@ -293,7 +288,7 @@ void Verifier::compare_with_index(const std::string& file, const std::vector<Ten
     by_place.emplace(std::pair(std::string_view(tensor.name), tensor.offset), &tensor);
   for (const IndexedTensor& entry : indexed->second) {
     const auto found = by_place.find({entry.name, entry.offset});
-    if (found != by_place.end() && is_same(*found->second, entry)) continue;
+    if (found != by_place.end() && agree(*found->second, entry)) continue;
     add(kIndexName, 0, 0, {entry.name},
         fmt::format("the index and the header of {} do not agree about this tensor", file));
   }
@@ -302,7 +297,7 @@ void Verifier::compare_with_index(const std::string& file, const std::vector<Ten
 void Verifier::name_damage(std::vector<BadRange> bad) {
   const ExtentMap items(std::move(items_));
   for (BadRange& range : bad) {
-    const Suspect& file = files_[range.file];
+    const CheckedFile& file = files_[range.file];
     std::vector<std::string> names;
     if (range.offset < file.header_end) names.emplace_back(kHeaderItem);
     for (const FileExtent& extent : items.overlapping(range.file, range.offset, range.size_bytes))

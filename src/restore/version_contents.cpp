@@ -12,86 +12,82 @@
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
-#include "commit/catalog.hpp"
-#include "commit/fields.hpp"
 #include "os/durable.hpp"
 #include "os/retry.hpp"
+#include "version/catalog.hpp"
+#include "version/fields.hpp"
 
 namespace slackwater {
 namespace {
 
 constexpr std::uint64_t kLengthWordBytes = 8;
 
-Error misplaced(const std::string& name, std::uint32_t rank, const std::string& path) {
-  return {ErrorKind::kCorrupt,
-          fmt::format("'{}' is named here, which is no data file of rank {} in this version", name, rank), path};
+std::unexpected<Error> misplaced(const std::string& name, std::uint32_t rank, const std::string& path) {
+  return corrupt(fmt::format("'{}' is named here, which is no data file of rank {} in this version", name, rank), path);
 }
 
-std::string describe(const StreamIdentity& identity) {
+std::string describe(const FileIdentity& identity) {
   return fmt::format("step {} attempt {} rank {} of {}", identity.step, identity.attempt, identity.rank,
                      identity.world);
 }
 
-Status check_identity(const StreamIdentity& found, const StreamIdentity& expected, const char* what,
+Status check_identity(const FileIdentity& found, const FileIdentity& expected, const char* what,
                       const std::string& path) {
   if (found.step == expected.step && found.attempt == expected.attempt && found.rank == expected.rank &&
       found.world == expected.world)
     return {};
-  return fail(ErrorKind::kCorrupt,
-              fmt::format("the {} belongs to {}, but {} was expected here", what, describe(found), describe(expected)),
-              path);
+  return corrupt(
+      fmt::format("the {} belongs to {}, but {} was expected here", what, describe(found), describe(expected)), path);
 }
 
-// Appends the blocks [first_block, last_block), each verified before the next is read.
-Status append_verified(File& file, const FileRecord& promised, std::uint64_t first_block, std::uint64_t last_block,
+// Appends the blocks [first_block, last_block). Each is verified before the next is read.
+Status append_verified(File& file, const FileRecord& record, std::uint64_t first_block, std::uint64_t last_block,
                        std::string& out) {
   for (std::uint64_t block = first_block; block < last_block; ++block) {
     const std::uint64_t offset = block * kBlockBytes;
-    const std::uint64_t size = std::min(kBlockBytes, promised.size_bytes - offset);
+    const std::uint64_t size = std::min(kBlockBytes, record.size_bytes - offset);
     const std::size_t before = out.size();
     out.resize(before + size);
     const std::span<std::byte> into = std::as_writable_bytes(std::span(out).subspan(before));
     SW_ASSIGN(const std::uint64_t got, retry_read([&] { return file.read_at(into, offset); }));
-    if (got != size)
-      return fail(ErrorKind::kCorrupt, fmt::format("the file ends inside the block at offset {}", offset), file.path());
-    if (digest64(into) != promised.block_digests[block])
-      return fail(
-          ErrorKind::kCorrupt,
+    if (got != size) return corrupt(fmt::format("the file ends inside the block at offset {}", offset), file.path());
+    if (digest64(into) != record.block_digests[block])
+      return corrupt(
           fmt::format(
-              "the block at offset {} is not what was written (checksum differs); it holds the header or the tree",
+              "the block at offset {}, which holds the header or the tree, is not what was written (checksum differs)",
               offset),
           file.path());
   }
   return {};
 }
 
-Result<std::string> load_tree(FileSystem& fs, const std::string& path, const FileRecord& promised,
+Result<std::string> load_tree(FileSystem& fs, const std::string& path, const FileRecord& record,
                               const TensorInfo& stored) {
   if (stored.size_bytes > kMaxTreeBytes)
     return fail(ErrorKind::kUnsupported,
-                fmt::format("the stored tree has {} bytes, at most {} can be read", stored.size_bytes, kMaxTreeBytes),
+                fmt::format("the stored tree has {} bytes; at most {} can be read", stored.size_bytes, kMaxTreeBytes),
                 path);
   std::string text;
   if (stored.size_bytes == 0) return text;
   SW_ASSIGN(const std::unique_ptr<File> file, retry_read([&] { return fs.open(path, OpenMode::kRead, false); }));
   const std::uint64_t first = stored.offset / kBlockBytes;
   const std::uint64_t last = (stored.offset + stored.size_bytes + kBlockBytes - 1) / kBlockBytes;
-  SW_TRY(append_verified(*file, promised, first, last, text));
+  SW_TRY(append_verified(*file, record, first, last, text));
   text.erase(0, stored.offset - first * kBlockBytes);
   text.resize(stored.size_bytes);
   return text;
 }
 
-// Tree and metadata are in the first file of a rank, and nowhere else.
+// Whose tree and metadata to read. They are in the first file of a rank and nowhere else.
 std::uint32_t tree_rank(const Manifest& manifest, const std::optional<Viewer>& viewer) {
   return viewer && viewer->world == manifest.world ? viewer->rank : 0;
 }
 
-Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& promised, ParsedHeader& header,
+Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& record, ParsedHeader& header,
                  VersionContents& contents) {
   const auto stored = std::ranges::find(header.tensors, kTreeTensorName, &TensorInfo::name);
   if (stored != header.tensors.end()) {
-    SW_ASSIGN(contents.tree, load_tree(fs, path, promised, *stored));
+    SW_ASSIGN(contents.tree, load_tree(fs, path, record, *stored));
   } else {
     contents.tree = std::move(header.tree);
   }
@@ -99,7 +95,7 @@ Status take_tree(FileSystem& fs, const std::string& path, const FileRecord& prom
   return {};
 }
 
-// Files, tensors, tree and metadata of a version, by the headers of all its files.
+// Collects files, tensors, tree and metadata of a version from the headers of all its files.
 class HeaderReader {
  public:
   HeaderReader(FileSystem& fs, std::string directory, const std::optional<Viewer>& viewer,
@@ -119,31 +115,30 @@ class HeaderReader {
       }
     }
     if (total_bytes != manifest.size_bytes)
-      return fail(ErrorKind::kCorrupt,
-                  fmt::format("the records promise {} bytes, the manifest {}", total_bytes, manifest.size_bytes),
-                  directory_ + "/" + kManifestName);
+      return corrupt(
+          fmt::format("the records say {} bytes in all, the manifest says {}", total_bytes, manifest.size_bytes),
+          directory_ + "/" + kManifestName);
     return join_boxes();
   }
 
  private:
-  Status add_file(const StreamIdentity& identity, FileRecord promised, bool tree_wanted) {
-    std::string path = directory_ + "/" + promised.name;
-    auto header = load_header(fs_, path, promised, identity);
-    if (!header) return fail(std::move(header).error());
-    if (tree_wanted && promised.name == contents_.manifest.files.data(identity.rank, 0))
-      SW_TRY(take_tree(fs_, path, promised, *header, contents_));
-    for (TensorInfo& tensor : header->tensors) {
+  Status add_file(const FileIdentity& identity, FileRecord record, bool tree_wanted) {
+    std::string path = directory_ + "/" + record.name;
+    SW_ASSIGN(ParsedHeader header, load_header(fs_, path, record, identity));
+    if (tree_wanted && record.name == contents_.manifest.files.data(identity.rank, 0))
+      SW_TRY(take_tree(fs_, path, record, header, contents_));
+    for (TensorInfo& tensor : header.tensors) {
       if (tensor.name != kTreeTensorName) add_tensor(identity, std::move(tensor));
     }
-    contents_.files.push_back({promised.name, identity.rank, promised.size_bytes});
-    contents_.data.push_back({std::move(path), promised.size_bytes, std::move(promised.block_digests)});
+    contents_.files.push_back({record.name, identity.rank, record.size_bytes});
+    contents_.data.push_back({std::move(path), record.size_bytes, std::move(record.block_digests)});
     return {};
   }
 
-  void add_tensor(const StreamIdentity& identity, TensorInfo tensor) {
+  void add_tensor(const FileIdentity& identity, TensorInfo tensor) {
     tensor.file = static_cast<std::uint32_t>(contents_.files.size());
     for (StoredBox& box : tensor.boxes) box.file = tensor.file;
-    const bool local = tensor.boxes.empty() && identity.world > 1;  // what one rank alone saved is for everybody
+    const bool local = tensor.boxes.empty() && identity.world > 1;  // what a single rank saved is for every reader
     const bool own = viewer_ && viewer_->world == identity.world && viewer_->rank == identity.rank;
     contents_.left_out |= local && viewer_ && viewer_->world != identity.world;
     if (local && viewer_ && !own) return;
@@ -154,7 +149,7 @@ class HeaderReader {
     contents_.tensors.push_back(std::move(tensor));
   }
 
-  // Each header has the boxes of its own file.
+  // Each header has only the boxes of its own file: join those of the same tensor.
   Status join_boxes() {
     std::vector<TensorInfo>& tensors = contents_.tensors;
     std::ranges::sort(tensors, {},
@@ -173,7 +168,7 @@ class HeaderReader {
     tensors.resize(kept);
     for (TensorInfo& tensor : tensors) {
       if (!tensor.boxes.empty() && !settle_boxes(tensor))
-        return fail(ErrorKind::kCorrupt, fmt::format("tensor '{}' has more than 2^63 bytes", tensor.name), directory_);
+        return corrupt(fmt::format("tensor '{}' has more than 2^63 bytes", tensor.name), directory_);
     }
     return check_unique(tensors, contents_.files, directory_);
   }
@@ -198,16 +193,15 @@ Status load_by_index(FileSystem& fs, const std::string& directory, std::string_v
   contents.tensors = std::move(view.tensors);
   contents.left_out = view.left_out;
   for (const FileInfoOnTier& file : contents.files) {
-    if (!manifest.files.is_data(file.name, file.rank)) return fail(misplaced(file.name, file.rank, path));
+    if (!manifest.files.is_data(file.name, file.rank)) return misplaced(file.name, file.rank, path);
     contents.data.push_back({directory + "/" + file.name, file.size_bytes, {}, false});
   }
 
   for (const FileRecord& file : record.files) {
     if (file.name != manifest.files.data(rank, 0)) continue;
     const std::string first = directory + "/" + file.name;
-    auto header = load_header(fs, first, file, record.identity);
-    if (!header) return fail(std::move(header).error());
-    SW_TRY(take_tree(fs, first, file, *header, contents));
+    SW_ASSIGN(ParsedHeader header, load_header(fs, first, file, record.identity));
+    SW_TRY(take_tree(fs, first, file, header, contents));
   }
   return {};
 }
@@ -217,6 +211,14 @@ bool has_feature(const Manifest& manifest, std::string_view feature) {
 }
 
 }  // namespace
+
+Result<Manifest> read_commit(FileSystem& fs, const std::string& root, const VersionName& version) {
+  SW_ASSIGN(Manifest manifest, read_manifest(fs, root, version));
+  if (manifest.decision == Decision::kAbort)
+    return fail(ErrorKind::kAborted, fmt::format("this version was given up by its writer: {}", manifest.reason),
+                root + "/" + version_directory(version));
+  return manifest;
+}
 
 Result<Record> load_record(FileSystem& fs, const std::string& directory, const Manifest& manifest,
                            const RecordReference& reference) {
@@ -228,42 +230,38 @@ Result<Record> load_record(FileSystem& fs, const std::string& directory, const M
   auto text = retry_read([&] { return read_whole(fs, path, kMaxRecordBytes); });
   if (!text) return fail(missing_or_unreadable(fs, std::move(text).error()));
   if (digest128(*text) != reference.digest)
-    return fail(ErrorKind::kCorrupt, "the record is not the one the manifest names (checksum differs)", path);
+    return corrupt("the record is not the one the manifest names (checksum differs)", path);
   SW_ASSIGN(Record record, parse_record(*text, path));
   SW_TRY(check_identity(record.identity, {manifest.step, manifest.attempt, reference.rank, manifest.world}, "record",
                         path));
-  if (record.run != manifest.run)
-    return fail(ErrorKind::kCorrupt, "the record was written by another run than the manifest", path);
+  if (record.run != manifest.run) return corrupt("the record and the manifest were written by different runs", path);
   for (const FileRecord& file : record.files)
-    if (!manifest.files.is_data(file.name, reference.rank)) return fail(misplaced(file.name, reference.rank, path));
+    if (!manifest.files.is_data(file.name, reference.rank)) return misplaced(file.name, reference.rank, path);
   return record;
 }
 
-Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const FileRecord& promised,
-                                 const StreamIdentity& identity) {
+Result<ParsedHeader> load_header(FileSystem& fs, const std::string& path, const FileRecord& record,
+                                 const FileIdentity& identity) {
   auto opened = retry_read([&] { return fs.open(path, OpenMode::kRead, false); });
   if (!opened) return fail(missing_or_unreadable(fs, std::move(opened).error()));
   const std::unique_ptr<File> file = std::move(*opened);
   SW_ASSIGN(const FileStatus status, retry_read([&] { return file->status(); }));
-  if (status.size_bytes != promised.size_bytes)
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("the file has {} bytes, its record promises {}", status.size_bytes, promised.size_bytes),
-                path);
-  if (promised.size_bytes < kLengthWordBytes)
-    return fail(ErrorKind::kCorrupt, fmt::format("{} bytes are too few for a safetensors file", promised.size_bytes),
-                path);
+  if (status.size_bytes != record.size_bytes)
+    return corrupt(fmt::format("the file has {} bytes, its record says {}", status.size_bytes, record.size_bytes),
+                   path);
+  if (record.size_bytes < kLengthWordBytes)
+    return corrupt(fmt::format("{} bytes are too few for a safetensors file", record.size_bytes), path);
 
   std::string bytes;
-  SW_TRY(append_verified(*file, promised, 0, 1, bytes));
+  SW_TRY(append_verified(*file, record, 0, 1, bytes));
   SW_ASSIGN(const std::uint64_t length,
-            header_bytes(std::string_view(bytes).substr(0, kLengthWordBytes), promised.size_bytes, path));
+            header_bytes(std::string_view(bytes).substr(0, kLengthWordBytes), record.size_bytes, path));
   const std::uint64_t blocks = (kLengthWordBytes + length + kBlockBytes - 1) / kBlockBytes;
-  bytes.reserve(std::min(blocks * kBlockBytes, promised.size_bytes));
-  SW_TRY(append_verified(*file, promised, 1, blocks, bytes));
+  bytes.reserve(std::min(blocks * kBlockBytes, record.size_bytes));
+  SW_TRY(append_verified(*file, record, 1, blocks, bytes));
   SW_ASSIGN(ParsedHeader header,
-            parse_header(std::string_view(bytes).substr(kLengthWordBytes, length), promised.size_bytes, path));
-  if (!header.has_identity)
-    return fail(ErrorKind::kCorrupt, "the header does not say which step and rank it belongs to", path);
+            parse_header(std::string_view(bytes).substr(kLengthWordBytes, length), record.size_bytes, path));
+  if (!header.has_identity) return corrupt("the header does not say which step and rank it belongs to", path);
   SW_TRY(check_identity(header.identity, identity, "header", path));
   return header;
 }
@@ -272,46 +270,45 @@ Result<VersionContents> load_version(FileSystem& fs, const std::string& root, co
                                      const std::optional<Viewer>& viewer, const OnProgress& on_progress) {
   const std::string directory = root + "/" + version_directory(version);
   VersionContents contents;
-  SW_ASSIGN(contents.manifest, read_manifest(fs, root, version));
+  SW_ASSIGN(contents.manifest, read_commit(fs, root, version));
   const Manifest& manifest = contents.manifest;
-  if (manifest.decision == Decision::kAbort)
-    return fail(ErrorKind::kAborted, fmt::format("this version was given up when it was written: {}", manifest.reason),
-                directory);
 
+  // With several ranks the index spares the reader the headers of files it does not want. One rank's header is read
+  // anyway, for the tree.
   if (manifest.world > 1 || has_feature(manifest, kGlobalTensorsFeature)) {
     auto index_text = read_index(fs, directory, manifest);
     if (index_text) {
       SW_TRY(load_by_index(fs, directory, *index_text, viewer, contents));
       return contents;
     }
-    contents.trouble = fmt::format("the headers of all files were read, because the index cannot be used: {}",
+    contents.trouble = fmt::format("the index cannot be used, so the headers of all files were read: {}",
                                    index_text.error().to_string());
   }
   SW_TRY(HeaderReader(fs, directory, viewer, on_progress, contents).read());
   return contents;
 }
 
-Status load_promises(FileSystem& fs, const std::string& directory, VersionContents& contents,
-                     std::span<const std::uint32_t> files, const OnProgress& on_progress) {
+Status load_records(FileSystem& fs, const std::string& directory, VersionContents& contents,
+                    std::span<const std::uint32_t> files, const OnProgress& on_progress) {
   for (const std::uint32_t wanted : files) {
-    if (contents.data[wanted].promised) continue;
+    if (contents.data[wanted].has_record) continue;
     if (on_progress) on_progress();
     const std::uint32_t rank = contents.files[wanted].rank;
     SW_ASSIGN(Record record, load_record(fs, directory, contents.manifest, contents.manifest.records[rank]));
-    for (FileRecord& promised : record.files) {
+    // A record covers all files of its rank, so the others need not load it again.
+    for (FileRecord& of_file : record.files) {
       const auto file = std::ranges::lower_bound(
-          contents.files, std::pair(rank, std::string_view(promised.name)), {},
+          contents.files, std::pair(rank, std::string_view(of_file.name)), {},
           [](const FileInfoOnTier& info) { return std::pair(info.rank, std::string_view(info.name)); });
-      if (file == contents.files.end() || file->name != promised.name) continue;
+      if (file == contents.files.end() || file->name != of_file.name) continue;
       DataFile& data = contents.data[static_cast<std::size_t>(file - contents.files.begin())];
-      data.size_bytes = promised.size_bytes;
-      data.block_digests = std::move(promised.block_digests);
-      data.promised = true;
+      data.size_bytes = of_file.size_bytes;
+      data.block_digests = std::move(of_file.block_digests);
+      data.has_record = true;
     }
-    if (!contents.data[wanted].promised)
-      return fail(ErrorKind::kCorrupt,
-                  fmt::format("the index speaks of this file, but the record of rank {} does not", rank),
-                  contents.data[wanted].path);
+    if (!contents.data[wanted].has_record)
+      return corrupt(fmt::format("the index names this file, but the record of rank {} does not", rank),
+                     contents.data[wanted].path);
   }
   return {};
 }
@@ -328,7 +325,7 @@ Error missing_or_unreadable(FileSystem& fs, Error error) {
     error.message = "the file is listed in its directory, but cannot be opened";
   } else {
     error.kind = ErrorKind::kCorrupt;
-    error.message = "a file that this committed version promises is missing";
+    error.message = "a file of this committed version is missing";
   }
   return error;
 }
@@ -338,8 +335,7 @@ Error damaged_or_removed(FileSystem& fs, const std::string& root, const VersionN
   const std::string directory = root + "/" + version_directory(version);
   const auto manifest = fs.status(directory + "/" + kManifestName);
   if (manifest || manifest.error().kind != ErrorKind::kNotFound) return damage;
-  return {ErrorKind::kNotFound,
-          fmt::format("the checkpoint of step {} is not there any more; it was removed meanwhile", version.step),
+  return {ErrorKind::kNotFound, fmt::format("the checkpoint of step {} has been removed in the meantime", version.step),
           directory, 0, false};
 }
 

@@ -9,16 +9,16 @@
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
-#include "commit/fields.hpp"
-#include "commit/names.hpp"
 #include "os/durable.hpp"
 #include "os/retry.hpp"
 #include "tensor/shape.hpp"
+#include "version/fields.hpp"
+#include "version/names.hpp"
 
 namespace slackwater {
 namespace {
 
-// Tied tensors get a copy of the boxes: a few bytes of text must not become gigabytes.
+// Tied tensors get copies of the boxes. Without a limit, a short index could make us allocate gigabytes.
 constexpr std::size_t kMaxTiedBoxes = 4'000'000;
 
 class IndexViewer {
@@ -29,7 +29,7 @@ class IndexViewer {
 
   Result<IndexView> view() {
     SW_TRY(number_files());
-    // Tied ones first: they copy what the stored ones then give away.
+    // Tied tensors first: they copy the boxes that add_stored() then moves away.
     for (const IndexEntry& entry : entries_)
       if (!entry.alias_of.empty()) SW_TRY(add_tied(entry));
     for (IndexEntry& entry : entries_)
@@ -63,12 +63,12 @@ class IndexViewer {
     return {};
   }
 
-  // Of a rank-local tensor of several ranks.
+  // The rank of a rank-local tensor; nullopt for others, and if only one rank saved.
   std::optional<std::uint32_t> rank_in(std::string_view name) const {
     return world_ > 1 ? rank_of_local_name(name) : std::nullopt;
   }
 
-  // What the viewer calls the tensor of this name; nullopt: it is not for him.
+  // The viewer's name for the tensor of this name; nullopt if it does not see it.
   std::optional<std::string> name_for_viewer(const std::string& name) {
     if (!viewer_) return name;
     const auto local = rank_in(name);
@@ -84,7 +84,7 @@ class IndexViewer {
     }
     std::optional<std::string> name = name_for_viewer(entry.name);
     if (!name) return {};
-    const IndexEntry& stored = entries_[by_name_.at(entry.alias_of)];  // parse_index() has seen that it is there
+    const IndexEntry& stored = entries_[by_name_.at(entry.alias_of)];  // parse_index() has checked that it exists
     if (stored.dtype != entry.dtype || stored.shape != entry.shape)
       return wrong(
           fmt::format("tensor '{}' is tied to '{}', which has another shape or dtype", entry.name, stored.name));
@@ -132,7 +132,7 @@ class IndexViewer {
   const std::optional<Viewer>& viewer_;
   const std::string& path_;
   std::unordered_map<std::string, std::uint32_t> numbers_;       // of files
-  std::unordered_map<std::string_view, std::uint32_t> by_name_;  // entries; filled when one is tied
+  std::unordered_map<std::string_view, std::uint32_t> by_name_;  // index of entries; filled when one of them is tied
   std::size_t tied_boxes_ = 0;
   IndexView view_;
 };

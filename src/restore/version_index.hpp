@@ -1,5 +1,5 @@
-// What a reader of several ranks' version sees by its index alone, without a look into the files. Nobody vouches for what an index
-// says: what cannot be is refused by name. Free functions; results are plain values.
+// What a reader sees of a version of several ranks by its index alone, without opening the files. An index is untrusted
+// input: what cannot be true is refused, with the tensor's name. Free functions; results are plain values.
 #pragma once
 
 #include <cstdint>
@@ -8,38 +8,39 @@
 #include <string_view>
 #include <vector>
 
-#include "commit/index.hpp"
-#include "commit/manifest.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/error.hpp"
+#include "version/index.hpp"
+#include "version/manifest.hpp"
 
 namespace slackwater {
 
-// Whose eyes a version is looked at with.
+// The rank that reads, and the size of its run.
 struct Viewer {
   std::uint32_t rank = 0;
-  std::uint32_t world = 1;  // of the run that reads, which may not be the one that saved
+  std::uint32_t world = 1;  // of the run that reads; the run that saved may have had another
 };
 
-// The text of the index, its digest compared with the manifest's. kNotFound if it is missing.
+// The text of the index, after its digest matched the manifest's. kNotFound if it is missing.
 [[nodiscard]] Result<std::string> read_index(FileSystem& fs, const std::string& directory, const Manifest& manifest);
 
 struct IndexView {
-  std::vector<FileInfoOnTier> files;  // those that hold tensors, by rank; sizes up to the end of their last tensor
+  std::vector<FileInfoOnTier> files;  // those that hold tensors, by rank; sizes up to the last tensor's end
   std::vector<TensorInfo> tensors;    // sorted by name
-  bool left_out = false;              // tensors of single ranks, because the viewer's run has another number of ranks
+  bool left_out = false;              // rank-local tensors were left out: the viewer's run has another world
 };
 
-// No viewer: all tensors under the names of the index. Else the global ones, and of the rank-local ones his own under their own names,
-// if his run has as many ranks as the one that saved. What one rank alone saved is whole, and for everybody.
+// Without a viewer: all tensors, under their names in the index. A viewer sees the global ones and, if its run has as
+// many ranks as the one that saved, its own rank-local ones under their plain names. What a single rank saved is for
+// everyone.
 [[nodiscard]] Result<IndexView> view_index(std::vector<IndexEntry> entries, std::uint32_t world,
                                            const std::optional<Viewer>& viewer, const std::string& path);
 
-// A tensor whose one box is all of it is whole; `size_bytes` is that of all boxes together. False if it has more than 2^63 bytes.
+// Collapses a single full-size box into a plain tensor, and sets size_bytes. False if it has more than 2^63 bytes.
 [[nodiscard]] bool settle_boxes(TensorInfo& tensor);
 
-// kCorrupt, naming the tensor that two places claim to hold. Needs them sorted by name.
+// kCorrupt if two places claim to hold the same tensor. Needs the tensors sorted by name.
 [[nodiscard]] Status check_unique(const std::vector<TensorInfo>& tensors, const std::vector<FileInfoOnTier>& files,
                                   const std::string& path);
 

@@ -1,7 +1,9 @@
-// Pool: the bounded set of slabs; the only large memory the engine owns. One mapping, huge pages asked for, kept out of
-// forked children (MADV_DONTFORK), touched in the background by a thread of its own; a slab can be leased once it has
-// been touched.
-// Thread rule: thread-safe. Lifetime: outlives its leases; the destructor requires that all came back.
+// Pool: the bounded set of slabs, and the only large memory the engine owns. It is one mapping, with huge pages where
+// the kernel grants them, and it stays out of forked children (MADV_DONTFORK). A SlabToucher faults the pages in, in
+// the background. A slab can be leased once all of its pages are there. So the first snapshot does not wait for the
+// whole pool: it uses the slabs that are there, again and again as they have been written.
+// Owner: the engine's Pipeline, or a reader that was lent none.
+// Thread rule: thread-safe. Lifetime: outlives its leases; the destructor requires that all of them came back.
 #pragma once
 
 #include <chrono>
@@ -15,16 +17,16 @@
 #include <optional>
 #include <span>
 #include <stop_token>
-#include <thread>
 #include <vector>
 
 #include "slackwater/error.hpp"
+#include "stage/slab_toucher.hpp"
 
 namespace slackwater {
 
 class Pool;
 
-// One slab on loan. Move-only; returns itself.
+// One slab on loan. Move-only; the destructor gives it back.
 class Lease {
  public:
   Lease() = default;
@@ -34,7 +36,7 @@ class Lease {
 
   [[nodiscard]] explicit operator bool() const { return pool_ != nullptr; }
   [[nodiscard]] std::span<std::byte> memory() const { return memory_; }
-  [[nodiscard]] int index() const { return index_; }  // of the slab in the pool: its registered-buffer number
+  [[nodiscard]] int index() const { return index_; }  // of the slab in the pool; also its registered-buffer number
   void release();                                     // idempotent
 
  private:
@@ -47,17 +49,19 @@ class Lease {
 
 class Pool {
  public:
-  // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory when the mapping fails.
-  // `on_ready` (optional) is called from the touching thread for each slab, before it can be leased.
-  // `numa_node`: where its pages are wished for; -1: wherever they are touched.
+  // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory if the mapping fails.
+  // `on_ready` (optional) is called from the touching threads for each slab, before it can be leased.
+  // `numa_node`: the node to prefer for the pages; -1 for the one that touches them.
   [[nodiscard]] static Result<std::unique_ptr<Pool>> create(
       std::uint64_t slab_bytes, std::uint32_t slab_count,
-      std::function<void(int index, std::span<std::byte>)> on_ready = {}, int numa_node = -1);
+      std::function<void(int index, std::span<std::byte>)> on_ready = {}, int numa_node = -1,
+      TouchOptions touching = {});
   ~Pool();
 
-  // Waits for a free slab. First come, first served among waiters. kTimeout when none came free for `stall_timeout`
-  // (any slab that comes free, to whomever, starts the time anew); kClosed when `stop` is requested.
+  // Waits for a free slab; waiters are served in the order they came. kTimeout if no slab came free for `stall_timeout`
+  // (a slab that goes to another waiter restarts the clock, too). kClosed if `stop` was requested.
   [[nodiscard]] Result<Lease> acquire(std::chrono::nanoseconds stall_timeout, std::stop_token stop);
+  // Takes nothing from those who wait: nullopt while there are any.
   [[nodiscard]] std::optional<Lease> try_acquire();
 
   [[nodiscard]] std::span<std::byte> memory() const { return {base_, slab_bytes_ * slab_count_}; }  // of all slabs
@@ -65,13 +69,15 @@ class Pool {
   [[nodiscard]] std::uint32_t slab_count() const { return slab_count_; }
   [[nodiscard]] std::uint32_t free_count() const;
   [[nodiscard]] std::uint32_t waiting_count() const;  // callers inside acquire() without a slab
-  void wait_touched();                                // until every slab has been touched; for benchmarks
+  [[nodiscard]] std::uint32_t touched_count() const;  // slabs that are ready, leased or not
+  void wait_touched();                                // until every slab is ready
+  [[nodiscard]] bool wait_touched_for(std::chrono::milliseconds timeout);  // false: not yet
 
  private:
   friend class Lease;
   Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base);
   void give_back(int index);
-  void touch(std::stop_token stop);
+  void slab_touched(int index);
   [[nodiscard]] Lease take();  // needs mutex_ held and a free slab
   [[nodiscard]] std::span<std::byte> slab(int index) const {
     return {base_ + static_cast<std::uint64_t>(index) * slab_bytes_, slab_bytes_};
@@ -84,12 +90,12 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;                  // guarded by mutex_; the last one is lent first
-  std::deque<std::uint64_t> waiting_;      // guarded by mutex_; tickets, the front one is served next
-  std::uint64_t next_ticket_ = 0;          // guarded by mutex_
-  std::uint64_t came_free_ = 0;            // guarded by mutex_; how often a slab came free, to see progress
-  std::uint32_t touched_ = 0;              // guarded by mutex_
-  std::unique_ptr<std::jthread> toucher_;  // started last
+  std::vector<int> free_;              // guarded by mutex_; the last one is leased first
+  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets; the front one is served next
+  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
+  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free: shows progress
+  std::uint32_t touched_ = 0;          // guarded by mutex_
+  std::unique_ptr<SlabToucher> toucher_;  // started last
 };
 
 }  // namespace slackwater

@@ -5,6 +5,7 @@
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <system_error>
 #include <thread>
@@ -13,8 +14,9 @@
 #include <fmt/format.h>
 
 #include "base/thread.hpp"
-#include "stage/landing.hpp"
-#include "stage/window_copy.hpp"
+#include "stage/chunk_copier.hpp"
+#include "stage/copy_budget.hpp"
+#include "stage/copy_waiter.hpp"
 
 namespace slackwater {
 namespace {
@@ -23,32 +25,38 @@ Error closed_error() {
   return {ErrorKind::kClosed, "the engine was closed before this snapshot had been staged", {}, 0, false};
 }
 
-// A snapshot on its way through the stager. Its members are guarded by Impl::mutex_, except where said.
+// A snapshot on its way through the stager. Guarded by Impl::mutex_, except `job` and `copied`.
 struct Staging {
   explicit Staging(std::shared_ptr<StageJob> staged)
       : job(std::move(staged)), copied(std::make_unique<std::atomic<std::uint64_t>[]>(job->sources.size())) {}
 
   const std::shared_ptr<StageJob> job;
-  CopiedBytes copied;      // counted by all threads, not guarded
-  std::uint32_t part = 0;  // the window handed out next
-  std::uint64_t window = 0;
-  bool queued = true;          // has windows left to hand out
-  unsigned threads = 0;        // at work on it
-  unsigned landing = 0;        // slabs whose copies a device has under way, and callbacks that must end before on_done
-  std::optional<Error> error;  // the first one
-  // Slabs that a device may still be writing to after an error: free again when the passages are over.
+  CopiedBytes copied;           // all copy threads add to it
+  std::uint32_t next_part = 0;  // the chunk handed out next
+  std::uint64_t next_chunk = 0;
+  bool queued = true;           // has chunks left to hand out
+  bool all_at_once = false;     // the fence was called: no limit on outstanding copies
+  unsigned threads = 0;         // at work on it
+  unsigned waiting_copies = 0;  // slabs that a device still copies into, and callbacks that must end before on_done
+  std::optional<Error> error;   // the first one
+  // Slabs that a device may still be writing to after an error. They are free again once the device copies are over.
   std::vector<Lease> held_back;
 
-  [[nodiscard]] bool over() const { return threads == 0 && !queued && landing == 0; }
+  [[nodiscard]] bool over() const { return threads == 0 && !queued && waiting_copies == 0; }
 };
 
 }  // namespace
 
-// Each copy thread takes its turn: it waits for a slab in the name of the front job, takes that job's next window and
-// passes the turn on before it copies. So slabs are granted in stream order, while copies run side by side.
+// The copy threads take turns. The thread whose turn it is waits for a slab for the front snapshot, takes that
+// snapshot's next chunk, and passes the turn on before it copies. So slabs are granted in file order, while copies run
+// in parallel.
+// Before that, it waits until the devices have room for the chunk (CopyBudget). This wait cannot deadlock: what is
+// outstanding is on a device, which finishes it without any of our threads, and the copy waiter then gives the room
+// back. No lock, slab or room is held meanwhile, and a chunk that finds nothing outstanding always gets through.
 class Stager::Impl {
  public:
-  Impl(Pool& pool, StagerOptions options) : pool_(pool), options_(options) {
+  Impl(Pool& pool, StagerOptions options)
+      : pool_(pool), options_(options), budget_(options.copies_ahead_bytes, options.copies_ahead_operations) {
     const unsigned count = std::max(1u, options_.copy_threads);
     threads_.reserve(count);
     try {
@@ -56,7 +64,7 @@ class Stager::Impl {
         threads_.push_back(start_thread(fmt::format("sw-copy-{}", i), [this](const std::stop_token&) { run(); }));
       }
     } catch (const std::system_error&) {
-      if (threads_.empty()) throw;  // one is enough to go on with
+      if (threads_.empty()) throw;  // fewer threads are slower; none would hang every snapshot
     }
   }
 
@@ -66,20 +74,33 @@ class Stager::Impl {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      for (const auto& job : std::vector(live_)) give_up(job, closed_error());
+      for (const StagingRef& staging : live_) give_up(staging, closed_error());
     }
     changed_.notify_all();
+    // The copy threads first: they finish what was given up and still hand copies to the waiter. Then the waiter, whose
+    // destructor waits for those copies and so calls the last on_done.
     threads_.clear();
-    landing_.reset();
+    copy_waiter_.reset();
   }
 
   void enqueue(std::shared_ptr<StageJob> job) {
     if (Status accepted = accept(job); !accepted) {
-      job->passages.clear();
+      job->device_copies.clear();  // as in finish(): on_done may release what the copies read
       job->on_done(std::move(accepted));
       return;
     }
     changed_.notify_one();
+  }
+
+  void queue_all(const std::shared_ptr<StageJob>& job) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto last = std::ranges::find(queue_, job, &Staging::job);
+      if (last == queue_.end()) return;
+      // Those before it too, because only the front job gets slabs.
+      std::for_each(queue_.begin(), last + 1, [](const StagingRef& staging) { staging->all_at_once = true; });
+    }
+    room_.notify_all();
   }
 
   void cancel(const std::shared_ptr<StageJob>& job, Error error) {
@@ -93,17 +114,19 @@ class Stager::Impl {
   }
 
  private:
-  using JobRef = std::shared_ptr<Staging>;
+  using StagingRef = std::shared_ptr<Staging>;
 
   [[nodiscard]] Status accept(const std::shared_ptr<StageJob>& job) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return fail(closed_error());
-    if (!job->passages.empty() && !landing_) {
+    // Most runs have no device, so the waiter's thread is started only when a job needs it. It must exist before any of
+    // the job's copies is queued: then nothing can keep a queued copy from being waited for.
+    if (!job->device_copies.empty() && !copy_waiter_) {
       try {
-        landing_ = std::make_unique<Landing>();
+        copy_waiter_ = std::make_unique<CopyWaiter>();
       } catch (const std::system_error& trouble) {
         return fail(ErrorKind::kOutOfMemory,
-                    fmt::format("no thread could be started to wait for the device's copies ({}); raise the limit of "
+                    fmt::format("cannot start a thread to wait for the device's copies ({}); raise the limit on "
                                 "processes (ulimit -u)",
                                 trouble.what()));
       }
@@ -113,145 +136,210 @@ class Stager::Impl {
     return {};
   }
 
-  // Needs mutex_. The first error stays; no further window is begun.
-  void give_up(const JobRef& job, Error error) {
-    if (!job->error) job->error = std::move(error);
-    if (!std::exchange(job->queued, false)) return;
-    std::erase(queue_, job);
-    if (job->over()) ended_.push_back(job);
-    slab_wait_.request_stop();  // whoever waits for a slab looks around again
+  // Needs mutex_. Keeps the first error, which is the cause of the others, and begins no further chunk.
+  void give_up(const StagingRef& staging, Error error) {
+    if (!staging->error) staging->error = std::move(error);
+    if (!std::exchange(staging->queued, false)) return;
+    std::erase(queue_, staging);
+    // If a thread or a device is still at work on it, whichever finishes last calls finish(). Otherwise nobody would,
+    // so a copy thread has to. The caller must not do it here: it may be the trainer, inside cancel().
+    if (staging->over()) ended_.push_back(staging);
+    // The thread that has the turn may be waiting for a slab for this snapshot, and the pool may never free one.
+    slab_wait_.request_stop();
+    room_.notify_all();  // or for room on a device
   }
 
+  // A copy thread.
   void run() {
-    WindowCopier copier;
+    ChunkCopier copier;
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(
           lock, [&] { return !ended_.empty() || (!queue_.empty() && !turn_taken_) || (stopping_ && queue_.empty()); });
       if (!ended_.empty()) {
-        const JobRef job = std::move(ended_.front());
+        const StagingRef staging = std::move(ended_.front());
         ended_.pop_front();
-        finish(job, lock);
+        finish(staging, lock);
       } else if (!queue_.empty()) {
-        stage_one(copier, lock);
+        stage_chunk(copier, lock);
       } else {
         return;
       }
     }
   }
 
-  // Needs the lock; gives it up while it waits and while it copies.
-  void stage_one(WindowCopier& copier, std::unique_lock<std::mutex>& lock) {
-    const JobRef job = queue_.front();
-    ++job->threads;
-    Result<Lease> lease = wait_for_slab(lock);
-    if (!lease && lease.error().kind != ErrorKind::kClosed) give_up(job, std::move(lease.error()));
-    if (lease && !job->error) {
-      FullSlab slab{.lease = std::move(*lease), .part = job->part, .offset = 0, .size_bytes = 0};
-      const std::uint64_t window = std::exchange(job->window, job->window + 1);
-      if (job->window == job->job->layout->parts[job->part].window_count(pool_.slab_bytes())) {
-        job->window = 0;
-        if (++job->part == job->job->layout->parts.size()) {
-          job->queued = false;
+  // Stages the next chunk of the front snapshot. Needs the lock; releases it while it waits and while it copies.
+  void stage_chunk(ChunkCopier& copier, std::unique_lock<std::mutex>& lock) {
+    // Counted before the wait: a snapshot that is cancelled meanwhile must not be finished under this thread.
+    const StagingRef staging = queue_.front();
+    ++staging->threads;
+
+    // First the slab, then the chunk. If the snapshot is given up during the wait, no chunk was taken in vain. kClosed
+    // only means that the wait was interrupted; whoever did that has set the error.
+    turn_taken_ = true;
+    std::vector<CopyCost> costs = take_room(staging, copier, lock);
+    Result<Lease> lease = staging->error ? fail(closed_error()) : wait_for_slab(lock);
+    turn_taken_ = false;
+    if (!lease && lease.error().kind != ErrorKind::kClosed) give_up(staging, std::move(lease.error()));
+    if (lease && !staging->error) {
+      FullSlab slab{.lease = std::move(*lease), .part = staging->next_part, .offset = 0, .size_bytes = 0};
+      const std::uint64_t chunk = staging->next_chunk++;
+      if (staging->next_chunk == staging->job->layout->parts[staging->next_part].chunk_count(pool_.slab_bytes())) {
+        staging->next_chunk = 0;
+        if (++staging->next_part == staging->job->layout->parts.size()) {
+          // The next snapshot may have slabs from here on: this one needs no more, so it cannot be starved.
+          staging->queued = false;
           queue_.pop_front();
         }
       }
+      // The chunk is this thread's now. Pass the turn on, so that another thread waits for its slab during the copy.
       lock.unlock();
       changed_.notify_one();
-      const Status status = fill(job, std::move(slab), window, copier);
+      const Status status = fill(staging, std::move(slab), chunk, copier, std::move(costs));
       lock.lock();
-      if (!status) give_up(job, status.error());
+      if (!status) give_up(staging, status.error());
+    } else {
+      give_back_room(costs);
     }
-    --job->threads;
-    if (job->threads == 0 && !job->queued) tell_queued(job, lock);
-    if (job->over()) finish(job, lock);
+    --staging->threads;
+    // Only the last thread can know that every copy has been queued: the others may still be queueing theirs, and a
+    // fence that opened now would let the update overtake them.
+    if (staging->threads == 0 && !staging->queued) tell_queued(staging, lock);
+    if (staging->over()) finish(staging, lock);
   }
 
-  // Needs the lock, and gives it up: every copy of the job has been made or queued.
-  void tell_queued(const JobRef& job, std::unique_lock<std::mutex>& lock) {
-    const StageJob& what = *job->job;
-    if (what.passages.empty() || what.whole_fingerprint || job->error || !what.on_queued) return;
-    ++job->landing;  // on_done waits until this is over
+  // Every copy of the snapshot has been made or queued: on_queued gets the point behind them on each device. Needs the
+  // lock; releases it meanwhile.
+  void tell_queued(const StagingRef& staging, std::unique_lock<std::mutex>& lock) {
+    const StageJob& job = *staging->job;
+    if (job.device_copies.empty() || job.whole_fingerprint || staging->error || !job.on_queued) return;
+    ++staging->waiting_copies;  // keeps on_done from overtaking on_queued
     lock.unlock();
     std::vector<DevicePoint> points;
     Status status;
-    for (const DevicePassage& passage : what.passages) {
-      auto event = passage.passage->mark();
+    for (const CopiesOfDevice& each : job.device_copies) {
+      auto event = each.copies->record_event();
       if (!event) {
         status = fail(std::move(event).error());
         break;
       }
-      points.push_back({passage.device, std::move(*event)});
+      points.push_back({each.device, std::move(*event)});
+      // The early copies run on a stream of the trainer. The fence may be for another one.
+      if (each.early_filled != nullptr) points.push_back({each.device, each.early_filled});
     }
-    if (status) what.on_queued(std::move(points));
+    // All points or none: with one missing, the update could run before that device's copies.
+    if (status) job.on_queued(std::move(points));
     lock.lock();
-    --job->landing;
-    if (!status) give_up(job, status.error());
+    --staging->waiting_copies;
+    if (!status) give_up(staging, status.error());
   }
 
+  // Waits until the devices have room for the snapshot's next chunk, and takes it. Ends at once if the snapshot is
+  // given up or its fence is called. Needs the lock and the turn; releases the lock while it waits.
+  [[nodiscard]] std::vector<CopyCost> take_room(const StagingRef& staging, ChunkCopier& copier,
+                                                std::unique_lock<std::mutex>& lock) {
+    if (!budget_.limited() || staging->job->device_copies.empty()) return {};
+    const std::uint32_t part = staging->next_part;  // only the thread with the turn changes them
+    const std::uint64_t chunk = staging->next_chunk;
+    lock.unlock();
+    std::vector<CopyCost> costs = copier.costs(*staging->job, part, chunk, pool_.slab_bytes());
+    lock.lock();
+    room_.wait(lock, [&] { return staging->error || staging->all_at_once || budget_.has_room(costs); });
+    budget_.take(costs);  // also without a limit: later snapshots count it
+    return costs;
+  }
+
+  // Needs the lock.
+  void give_back_room(std::span<const CopyCost> costs) {
+    budget_.give_back(costs);
+    if (!costs.empty()) room_.notify_all();
+  }
+
+  // Needs the lock; releases it while it waits. Each wait gets a stop source of its own, because one that has been
+  // triggered cannot be reset.
   [[nodiscard]] Result<Lease> wait_for_slab(std::unique_lock<std::mutex>& lock) {
-    turn_taken_ = true;
     slab_wait_ = std::stop_source();
     const std::stop_token stop = slab_wait_.get_token();
     lock.unlock();
     Result<Lease> lease = pool_.acquire(options_.stall_timeout, stop);
     lock.lock();
-    turn_taken_ = false;
     return lease;
   }
 
-  [[nodiscard]] Status fill(const JobRef& job, FullSlab slab, std::uint64_t window, WindowCopier& copier) {
+  [[nodiscard]] Status fill(const StagingRef& staging, FullSlab slab, std::uint64_t chunk, ChunkCopier& copier,
+                            std::vector<CopyCost> costs) {
     const std::span<std::byte> memory = slab.lease.memory();
-    slab.offset = window * memory.size();
-    auto copied = copier.copy(*job->job, slab.part, window, memory, job->copied);
+    slab.offset = chunk * memory.size();
+    auto copied = copier.copy(*staging->job, slab.part, chunk, memory, staging->copied);
     if (!copied) {
-      if (!job->job->passages.empty()) hold_back(job, std::move(slab));
+      // Some copies into the slab may have been queued before the error. The slab must not reach another snapshot while
+      // they run.
+      if (!staging->job->device_copies.empty()) hold_back(staging, std::move(slab));
+      const std::lock_guard lock(mutex_);
+      give_back_room(costs);  // nothing more of this snapshot is queued
       return fail(std::move(copied.error()));
     }
     slab.size_bytes = copied->size_bytes;
+    // Host memory only: the slab is full now.
     if (copied->events.empty()) {
-      job->job->on_slab(std::move(slab));
+      staging->job->on_slab(std::move(slab));
       return {};
     }
+    // Counted before the waiter knows of it: otherwise the copies could arrive first and the count fall below zero.
     {
       const std::lock_guard lock(mutex_);
-      ++job->landing;
+      ++staging->waiting_copies;
     }
-    landing_->expect({.events = std::move(copied->events),
-                      .landed = [this, job, slab = std::move(slab), looks = std::move(copied->looks)](
-                                    Status status) mutable { land(job, std::move(slab), looks, std::move(status)); }});
+    copy_waiter_->expect({.events = std::move(copied->events),
+                          .on_copied = [this, staging, slab = std::move(slab), late = std::move(copied->late),
+                                        to_check = std::move(copied->to_check),
+                                        costs = std::move(costs)](Status status) mutable {
+                            if (status) copy_late(late);
+                            slab_copied(staging, std::move(slab), to_check, costs, std::move(status));
+                          }});
     return {};
   }
 
-  // On the landing thread: the copies into this slab are over.
-  void land(const JobRef& job, FullSlab slab, const std::vector<std::uint32_t>& looks, Status status) {
-    if (!status) hold_back(job, std::move(slab));
-    for (const std::uint32_t tensor : looks) {
-      if (!status) break;
-      status = check_stood_still(*job->job, tensor);
+  // On the copy waiter's thread: the copies into this slab are over.
+  void slab_copied(const StagingRef& staging, FullSlab slab, const std::vector<std::uint32_t>& to_check,
+                   std::span<const CopyCost> costs, Status status) {
+    // First, so that the next copy is queued while this slab is looked at.
+    {
+      const std::lock_guard lock(mutex_);
+      give_back_room(costs);
     }
-    if (status) job->job->on_slab(std::move(slab));
+    // A device that reported an error may have other copies into this slab still running.
+    if (!status) hold_back(staging, std::move(slab));
+    // The second samples have arrived with the slab. If they show that a tensor changed, the snapshot fails, and the
+    // slab goes back unwritten.
+    for (const std::uint32_t tensor : to_check) {
+      if (!status) break;
+      status = check_stood_still(*staging->job, tensor);
+    }
+    if (status) staging->job->on_slab(std::move(slab));
     std::unique_lock lock(mutex_);
-    --job->landing;
-    if (!status) give_up(job, std::move(status.error()));
-    if (!job->over()) return;
-    std::erase(ended_, job);  // where give_up() may just have put it
-    finish(job, lock);
+    --staging->waiting_copies;
+    if (!status) give_up(staging, std::move(status.error()));
+    if (!staging->over()) return;
+    std::erase(ended_, staging);  // give_up() may just have put it there; it must be finished once
+    finish(staging, lock);
   }
 
-  void hold_back(const JobRef& job, FullSlab slab) {
+  void hold_back(const StagingRef& staging, FullSlab slab) {
     const std::lock_guard lock(mutex_);
-    job->held_back.push_back(std::move(slab.lease));
+    staging->held_back.push_back(std::move(slab.lease));
   }
 
-  // Needs the lock and that nobody else works on the job; calls on_done without the lock.
-  void finish(const JobRef& job, std::unique_lock<std::mutex>& lock) {
-    std::erase(live_, job);
+  // Needs the lock, and that nobody else works on the snapshot. Releases the lock for on_done, which may call back.
+  void finish(const StagingRef& staging, std::unique_lock<std::mutex>& lock) {
+    std::erase(live_, staging);
     lock.unlock();
     changed_.notify_all();
-    job->job->passages.clear();  // waits for copies that are under way after an error
-    job->held_back.clear();
-    job->job->on_done(job->error ? Status(fail(*job->error)) : Status());
+    // In this order: destroying the device copies waits for those still running after an error. Only then may their
+    // slabs go back to the pool, and only then may on_done let the trainer change the tensors.
+    staging->job->device_copies.clear();
+    staging->held_back.clear();
+    staging->job->on_done(staging->error ? Status(fail(*staging->error)) : Status());
     lock.lock();
   }
 
@@ -260,14 +348,16 @@ class Stager::Impl {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<JobRef> queue_;    // guarded by mutex_; with windows left to hand out
-  std::deque<JobRef> ended_;    // guarded by mutex_; given up while nobody worked on them, on_done still to be called
-  std::vector<JobRef> live_;    // guarded by mutex_; all whose on_done has not been called
-  std::stop_source slab_wait_;  // guarded by mutex_; interrupts the thread that has the turn
-  bool turn_taken_ = false;     // guarded by mutex_
-  bool stopping_ = false;       // guarded by mutex_
-  // Made with the first job that needs it, before any of its copies; then constant until stop().
-  std::unique_ptr<Landing> landing_;
+  std::condition_variable room_;  // for the thread that waits for room on a device
+  CopyBudget budget_;             // guarded by mutex_
+  std::deque<StagingRef> queue_;  // guarded by mutex_; those with chunks left to hand out
+  std::deque<StagingRef> ended_;  // guarded by mutex_; given up while nobody worked on them, on_done still to be called
+  std::vector<StagingRef> live_;  // guarded by mutex_; all whose on_done has not been called
+  std::stop_source slab_wait_;    // guarded by mutex_; interrupts the thread that waits for a slab
+  bool turn_taken_ = false;       // guarded by mutex_; a thread is waiting for room or a slab
+  bool stopping_ = false;         // guarded by mutex_
+  // Made for the first job that needs it, before any of its copies; constant from then until stop().
+  std::unique_ptr<CopyWaiter> copy_waiter_;
   std::vector<std::jthread> threads_;  // started last
 };
 
@@ -276,6 +366,7 @@ Stager::~Stager() = default;
 
 void Stager::stop() { impl_->stop(); }
 void Stager::enqueue(std::shared_ptr<StageJob> job) { impl_->enqueue(std::move(job)); }
+void Stager::queue_all(const std::shared_ptr<StageJob>& job) { impl_->queue_all(job); }
 void Stager::cancel(const std::shared_ptr<StageJob>& job, Error error) { impl_->cancel(job, std::move(error)); }
 
 }  // namespace slackwater

@@ -1,10 +1,10 @@
-// Stager: copies snapshots into slabs, window by window, in the order the snapshots came. N copy threads share the
-// windows of the front snapshot; a pool without a free slab makes them wait. Strictly one snapshot after the other gets
-// slabs: else two in flight deadlock.
-// Host memory is copied by the threads themselves. Copies from an asynchronous device are only queued by them: the slab is full
-// when the device is done, which the landing thread waits for.
-// Thread rule: enqueue() and cancel() from any thread. Lifetime: Pool, Device and the sinks outlive it; the destructor
-// joins.
+// Stager: copies snapshots into slabs, chunk by chunk, in the order the snapshots came. Its copy threads, "sw-copy-N",
+// share the chunks of the front snapshot, and wait when the pool has no free slab. Only the front snapshot gets slabs:
+// if two shared them, each could hold half of the pool and wait for the other half for ever.
+// The copy threads copy host memory themselves. Copies from an asynchronous device they only queue. The slab is full
+// when the device is done, and the CopyWaiter waits for that.
+// Thread rule: every call may come from any thread. Lifetime: the Pool, the devices and whatever the callbacks use
+// outlive it; the destructor joins the threads.
 #pragma once
 
 #include <atomic>
@@ -15,80 +15,78 @@
 #include <string>
 #include <vector>
 
+#include "capture/source.hpp"
 #include "device/async_device.hpp"
 #include "device/device.hpp"
-#include "layout/stream_layout.hpp"
+#include "layout/file_layout.hpp"
 #include "slackwater/error.hpp"
 #include "slackwater/tensor.hpp"
 #include "stage/pool.hpp"
 
 namespace slackwater {
 
-// A window of a stream, complete in its slab. Bytes past size_bytes up to the next multiple of 4096 are zero.
+// A chunk of a file, complete in its slab. Bytes past size_bytes up to the next multiple of 4096 are zero.
 struct FullSlab {
   Lease lease;
-  std::uint32_t part = 0;        // which stream of the snapshot
-  std::uint64_t offset = 0;      // in the stream
-  std::uint64_t size_bytes = 0;  // exact; the last window of a stream may be short
+  std::uint32_t part = 0;        // which file of the snapshot
+  std::uint64_t offset = 0;      // in the file
+  std::uint64_t size_bytes = 0;  // exact; the last chunk of a file may be short
 };
 
-inline constexpr std::uint32_t kOnHost = ~0u;  // Source::passage
-
-// One tensor to stage.
-struct Source {
-  StridedMemory memory;
-  Device* device = nullptr;
-  bool guarded = false;             // lazy: look at it again after its last copy
-  std::uint64_t fingerprint = 0;    // taken at save(); of host memory, or of everything when paranoid
-  std::uint32_t passage = kOnHost;  // on an asynchronous device: index into StageJob::passages
-  std::uint32_t guard = 0;          // there: its number among the guarded tensors of the passage
-};
-
-// The copies of one asynchronous device, and a point in its streams.
-struct DevicePassage {
+// A snapshot's copies from one asynchronous device.
+struct CopiesOfDevice {
   AsyncDevice* device = nullptr;
-  std::unique_ptr<Passage> passage;
+  std::unique_ptr<DeviceCopies> copies;
+  std::shared_ptr<Event> early_filled;  // when the early copies from it may be read (Source::early_from); may be null
 };
+// The point in a device's queue behind which all copies of a snapshot are done.
 struct DevicePoint {
   AsyncDevice* device = nullptr;
   std::shared_ptr<Event> event;
 };
 
-// Everything the copy threads need of one snapshot. Constant while staging, but for the callbacks being called.
+// Everything the copy threads need of one snapshot. Constant while it is staged, except that the callbacks are called.
 struct StageJob {
   std::shared_ptr<const SnapshotLayout> layout;
-  std::vector<Source> sources;          // parallel to State::tensors; aliases unused
-  std::vector<std::string> names;       // of the sources, for messages
-  std::string tree;                     // source of kTreeSource
-  std::uint64_t seed = 0;               // of the fingerprints
-  bool whole_fingerprint = false;       // paranoid
-  std::vector<DevicePassage> passages;  // destroyed before on_done
-  // From copy threads, any order, several at once; must not block for long.
+  std::vector<Source> sources;                // parallel to State::tensors; aliases unused
+  std::vector<std::string> names;             // of the sources, for messages
+  std::string tree;                           // source of kTreeSource
+  std::uint64_t seed = 0;                     // of the fingerprints
+  bool whole_fingerprint = false;             // paranoid
+  std::vector<CopiesOfDevice> device_copies;  // destroyed before on_done
+  // Called from copy threads, in any order, several at once. Must not block for long.
   std::function<void(FullSlab)> on_slab;
-  // With passages only, at most once, from a copy thread, before on_done: host memory has been copied, and every copy from a
-  // device has been queued before its point. Not called when paranoid: then the device must stand still until on_done.
+  // With device copies only. Called at most once, from a copy thread, before on_done: host memory has been copied, and
+  // every device copy has been queued before its point. Not called for a paranoid job, whose device tensors must stand
+  // still until on_done.
   std::function<void(std::vector<DevicePoint>)> on_queued;
-  // Once, from a copy thread or the landing thread, after the last read of any source: staged, or kTorn with the tensor's name as
-  // its path, kTimeout, kClosed, a device error. All on_slab calls happened before.
+  // Called once, from a copy thread or the copy waiter, after the last read of any source and the last on_slab. Success
+  // means staged. Errors: kTorn with the tensor's name as its path, kTimeout, kClosed, or an error of a device.
   std::function<void(Status)> on_done;
 };
 
 struct StagerOptions {
   unsigned copy_threads = 2;
+  // What may be outstanding on each device before queue_all(); 0 bytes: no limit.
+  std::uint64_t copies_ahead_bytes = 64u << 20;
+  std::uint64_t copies_ahead_operations = 64;
   std::chrono::milliseconds stall_timeout{60'000};
 };
 
 class Stager {
  public:
   Stager(Pool& pool, StagerOptions options);
-  ~Stager();  // stops: jobs not staged end with kClosed
+  ~Stager();  // calls stop()
 
-  // Ends jobs not staged with kClosed and joins the threads; cancel() has no effect afterwards, and a job enqueued ends at once
-  // with kClosed. Waits for copies that a device has under way. Idempotent.
+  // Ends jobs that are not staged with kClosed, waits for copies that a device has under way, and joins the threads.
+  // Afterwards cancel() has no effect, and a job that is enqueued ends at once with kClosed. Idempotent.
   void stop();
 
   void enqueue(std::shared_ptr<StageJob> job);
-  // Gives a job up: no further window is begun; on_done(error) follows. No effect if it is staged already.
+  // The fence of this job was called. Its copies, and those of the jobs before it, are queued without a limit from now
+  // on, as far as the pool reaches. Does not wait. No effect if they are all queued already.
+  void queue_all(const std::shared_ptr<StageJob>& job);
+  // Gives a job up: no further chunk is begun, and on_done(error) follows. No effect if it is staged already.
   void cancel(const std::shared_ptr<StageJob>& job, Error error);
 
  private:

@@ -8,9 +8,9 @@
 namespace slackwater {
 namespace {
 
-// Cuts the tensor at the edges of the boxes until none is left inside a piece: each box then holds all of a piece or
-// nothing of it, and pieces that one box holds are good. Cuts are made in the middle of the edges, so that the boxes
-// are halved by most of them.
+// Cuts the tensor at the edges of the boxes until no edge lies inside a piece. Then each box covers a piece completely
+// or not at all, and a piece is good if exactly one box covers it. Cuts are made at the median edge, so that most of
+// them halve the number of boxes.
 class Tiling {
  public:
   Tiling(std::span<const std::int64_t> global_shape, std::span<const BoxView> boxes)
@@ -36,7 +36,7 @@ class Tiling {
     return boxes_[box].offset[dimension] + boxes_[box].shape[dimension];
   }
 
-  // The boxes that reach into the current piece stand at the end of stack_, from `first` on.
+  // The boxes that reach into the current piece are at the end of stack_, from `first` on.
   std::optional<TilingFault> check(std::size_t first) {
     const std::size_t count = stack_.size() - first;
     if (count == 0) return fault({});
@@ -67,8 +67,8 @@ class Tiling {
     return true;
   }
 
-  // In the dimension where most boxes begin inside the piece, at the middle one. Where none begins inside, a box that
-  // ends there leaves a hole or lies upon another: its end will do.
+  // Cuts in the dimension where most boxes begin inside the piece, at the median. If no box begins inside, a box that
+  // ends inside leaves a hole or overlaps another one, so its end will do.
   std::optional<Cut> choose_cut(std::size_t first) {
     std::optional<Cut> cut;
     std::size_t most = 0;
@@ -100,7 +100,7 @@ class Tiling {
 
   const std::span<const BoxView> boxes_;
   std::vector<std::int64_t> low_, high_;  // the current piece
-  std::vector<std::uint32_t> stack_;      // boxes of the current piece, behind those of the pieces it was cut from
+  std::vector<std::uint32_t> stack_;      // boxes of the current piece, after those of the pieces it was cut from
   std::vector<std::int64_t> edges_;
 };
 
@@ -149,7 +149,7 @@ std::optional<TilingFault> check_tiling(std::span<const std::int64_t> global_sha
   if (wanted == 0 || (boxes.size() == 1 && std::ranges::equal(boxes[0].shape, global_shape))) return std::nullopt;
   std::optional<TilingFault> fault = Tiling(global_shape, boxes).check();
   if (!fault) return fault;
-  // Each box has at most `wanted` elements; many that lie upon each other may still pass 2^63 in all.
+  // Each box has at most `wanted` elements, but many overlapping ones may pass 2^63 in all.
   std::int64_t held = 0;
   for (const BoxView& box : boxes) {
     if (__builtin_add_overflow(held, volume(box.shape).value_or(0), &held)) held = wanted;

@@ -1,5 +1,6 @@
 #include "tensor/dtype.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 
@@ -12,7 +13,7 @@ struct Row {
   DType dtype;
   std::uint32_t item_bytes;
   std::string_view name;              // torch's
-  std::string_view safetensors_name;  // empty: safetensors 0.8 lacks it
+  std::string_view safetensors_name;  // empty: safetensors 0.8 does not have it
 };
 
 // In the order of the enumeration, so that a type is its own index.
@@ -57,10 +58,9 @@ std::uint32_t item_bytes(DType dtype) { return row(dtype).item_bytes; }
 std::string_view dtype_name(DType dtype) { return row(dtype).name; }
 
 Result<DType> dtype_from_name(std::string_view name) {
-  for (const Row& candidate : kRows) {
-    if (candidate.name == name) return candidate.dtype;
-  }
-  return fail(ErrorKind::kUnsupported, fmt::format("the dtype '{}' is not one Slackwater can store", name));
+  const auto found = std::ranges::find(kRows, name, &Row::name);
+  if (found != kRows.end()) return found->dtype;
+  return fail(ErrorKind::kUnsupported, fmt::format("Slackwater cannot store the dtype '{}'", name));
 }
 
 StoredDType stored_dtype(DType dtype) {
@@ -72,11 +72,9 @@ StoredDType stored_dtype(DType dtype) {
 std::string_view safetensors_name(DType stored) { return row(stored).safetensors_name; }
 
 std::optional<DType> dtype_from_safetensors(std::string_view name) {
-  if (name.empty()) return std::nullopt;
-  for (const Row& candidate : kRows) {
-    if (candidate.safetensors_name == name) return candidate.dtype;
-  }
-  return std::nullopt;
+  const auto found = std::ranges::find(kRows, name, &Row::safetensors_name);
+  if (name.empty() || found == kRows.end()) return std::nullopt;
+  return found->dtype;
 }
 
 }  // namespace slackwater

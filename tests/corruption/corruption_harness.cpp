@@ -7,13 +7,13 @@
 
 #include <fmt/format.h>
 
-#include "commit/catalog.hpp"
-#include "commit/record.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "support/bytes.hpp"
 #include "support/effort.hpp"
 #include "support/file_bytes.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/catalog.hpp"
+#include "version/record.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -22,7 +22,7 @@ namespace stdfs = std::filesystem;
 
 constexpr std::uint64_t kSteps = 3;
 constexpr int kDraws = 200;  // of a file and a place that can be damaged in the wanted way
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeLimit{60};
 const std::vector<PatternState::Part> kParts{{"bias", 5'000}, {"layer.weight", 2'200'000}};
 const ReadOptions kReading{.buffer_bytes = 4u << 20, .io_backend = IoBackend::kThreads, .log = {}};
 
@@ -101,7 +101,7 @@ Trial CorruptionHarness::run() {
 
   const auto began = std::chrono::steady_clock::now();
   trial.finding = judge(root, touched, trial.verdict);
-  if (trial.finding.empty() && std::chrono::steady_clock::now() - began > kPatience)
+  if (trial.finding.empty() && std::chrono::steady_clock::now() - began > kTimeLimit)
     trial.finding = "verify and restore took too long";
   if (!trial.finding.empty()) trial.verdict = Verdict::kLost;
   stdfs::remove_all(root);
@@ -230,7 +230,7 @@ std::string CorruptionHarness::judge(const std::string& root, const std::vector<
   }
   for (const auto& [step, names] : touched_files) {
     bool named = false;
-    if (auto wrong = look_at_version(root, step, names, named); !wrong.empty()) return wrong;
+    if (auto wrong = read_version(root, step, names, named); !wrong.empty()) return wrong;
     all_named &= named;
   }
   verdict = all_named ? Verdict::kDetected : Verdict::kHarmless;
@@ -263,8 +263,8 @@ std::string CorruptionHarness::judge(const std::string& root, const std::vector<
 
 // One damaged version: verify names a file that was touched. Not always each: without its record a data file cannot be
 // judged.
-std::string CorruptionHarness::look_at_version(const std::string& root, std::uint64_t step,
-                                               const std::set<std::string>& touched, bool& named) {
+std::string CorruptionHarness::read_version(const std::string& root, std::uint64_t step,
+                                            const std::set<std::string>& touched, bool& named) {
   const auto fs = make_posix_file_system();
   const VersionName version{step, step == 1 ? 1u : 2u};
   const auto report = verify_version({.fs = fs.get()}, root, version, kReading);

@@ -81,8 +81,8 @@ class CorruptionHarness {
   void damage_once(const std::string& root, DamageKind kind, Trial& trial, std::vector<Touched>& touched);
   [[nodiscard]] bool change(Bytes& bytes, const Bytes& other, DamageKind kind);
   [[nodiscard]] std::string judge(const std::string& root, const std::vector<Touched>& touched, Verdict& verdict);
-  [[nodiscard]] std::string look_at_version(const std::string& root, std::uint64_t step,
-                                            const std::set<std::string>& touched, bool& named);
+  [[nodiscard]] std::string read_version(const std::string& root, std::uint64_t step,
+                                         const std::set<std::string>& touched, bool& named);
   void forge(const std::string& version_directory) const;
   [[nodiscard]] std::uint64_t below(std::uint64_t bound) { return random_() % bound; }
 

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include "base/digest.hpp"
-#include "commit/catalog.hpp"
 #include "crash/crash_rig.hpp"
 #include "os/durable.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "support/effort.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/catalog.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -36,13 +36,13 @@ class Inspection {
     options.log = [](LogLevel, std::string_view) {};
     auto engine = Engine::open(options);
     if (!engine) return fmt::format("it cannot be opened: {}", engine.error().to_string());
-    if (auto wrong = look_at_newest(*engine)) return wrong;
+    if (auto wrong = read_newest(*engine)) return wrong;
     if (auto wrong = look_at_all(options.path)) return wrong;
     return save_on(*engine, options.path);
   }
 
  private:
-  std::optional<std::string> look_at_newest(Engine& engine) {
+  std::optional<std::string> read_newest(Engine& engine) {
     const auto restored = engine.restore({}, state_.plan());
     if (!restored) return fmt::format("nothing can be restored: {}", restored.error().to_string());
     if (!*restored) {
@@ -64,7 +64,7 @@ class Inspection {
     for (const CatalogEntry& entry : catalog->entries) {
       if (entry.state == VersionState::kUnreadable)
         return fmt::format("the manifest of step {} cannot be read: {}", entry.name.step, entry.error->to_string());
-      if (entry.state != VersionState::kCounts) continue;
+      if (entry.state != VersionState::kLive) continue;
       auto checkpoint = open_version(parts_, path, entry.info, kReading);
       if (!checkpoint)
         return fmt::format("step {} cannot be opened: {}", entry.name.step, checkpoint.error().to_string());

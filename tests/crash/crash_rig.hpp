@@ -15,12 +15,12 @@
 #include <utility>
 #include <vector>
 
-#include "commit/names.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/engine.hpp"
 #include "support/pattern_state.hpp"
 #include "support/power_cut_file_system.hpp"
 #include "support/temp_dir.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::test {
 

@@ -47,20 +47,20 @@ class CarriedRanks {
   // All ranks commit this step, and no time passes.
   void commit_all(std::uint64_t step) {
     for (Snapshot& snapshot : save_all(step)) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_TRUE(status) << "step " << step << ": " << status.error().to_string();
     }
   }
 
   using Outcome = Result<std::optional<Restored>>;
-  // A call of restore() on each of these ranks at once. If time passes, then only once this many of the calls have ended:
-  // a busy machine must not be taken for a late rank.
+  // Calls restore() on each of these ranks at once. If time passes, it does so only after this many of the calls have
+  // ended, so that a busy machine is not taken for a late rank.
   [[nodiscard]] std::vector<Outcome> restore(const std::vector<std::uint32_t>& ranks, bool time_passes,
                                              const std::function<Engine::Plan(std::uint32_t)>& plan_of = {},
                                              std::size_t ended_before = 0) {
     std::vector<Outcome> outcomes(ranks.size(), std::optional<Restored>());
-    // Rank 0 restores when its deletes have ended, and time that passes meanwhile is none of this test's. There is no such
-    // step; a delete waits for those under way.
+    // Rank 0 restores after its deletes have ended, and no time of this test may pass until then. There is no such
+    // step, but a delete waits for those under way.
     if (time_passes) static_cast<void>(ranks_[0]->engine->remove(999'999));
     std::atomic<std::size_t> ended{0};
     std::vector<std::jthread> threads;
@@ -93,7 +93,7 @@ class CarriedRanks {
   }
 
   static void until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kRealTimeLimit;
     while (!condition()) {
       if (std::chrono::steady_clock::now() > deadline) {
         ADD_FAILURE() << "it hangs";
@@ -103,11 +103,11 @@ class CarriedRanks {
     }
   }
 
-  // Names of messages in the boxes whose names begin so: "restore-verdicts-1-g0000/1.1.3".
-  [[nodiscard]] std::vector<std::string> messages(const std::string& box) const {
+  // Names of messages in the channels whose names begin so: "restore-verdicts-1-g0000/1.1.3".
+  [[nodiscard]] std::vector<std::string> messages(const std::string& channel) const {
     std::vector<std::string> names;
     const auto add = [&](const std::string& path) {
-      const auto at = path.find("/" + box);
+      const auto at = path.find("/" + channel);
       if (at != std::string::npos && !path.ends_with(".tmp") && path.find("/last/") == std::string::npos)
         names.push_back(path.substr(at + 1));
     };

@@ -1,5 +1,5 @@
-// Ways to lose an acknowledged checkpoint, or to stop making new ones, that need no crash of their own: debris on a full disk,
-// storage that cannot be read for a while, deletes that are slow.
+// Ways to lose an acknowledged checkpoint, or to stop making new ones, without a crash: debris on a full disk, storage
+// that cannot be read for a while, slow deletes.
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -16,13 +16,13 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "commit/names.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/ballast.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/pattern_state.hpp"
 #include "support/small_mount.hpp"
 #include "support/temp_dir.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -330,7 +330,8 @@ TEST_F(NothingLostTest, ADeleteBesideACommitThatFindsNoSpaceDoesNotHang) {
   Snapshot snapshot = trainer_.begin(2);
   trainer_.fs->wait_hung(1);
   const std::jthread deleting([&] { EXPECT_TRUE(trainer_.engine->remove(1)); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it waits for the commit by now; if not, nothing is shown
+  // By now the delete waits for the commit. If it does not yet, the test proves nothing, but does not fail either.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   trainer_.fs->release_hung();
   const Status committed = snapshot.wait(Level::kCommitted, std::chrono::seconds(30));
   EXPECT_TRUE(committed || committed.error().kind == ErrorKind::kNoSpace) << committed.error().to_string();

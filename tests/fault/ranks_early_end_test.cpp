@@ -1,5 +1,5 @@
-// Waits that end as soon as it is known that what they wait for cannot come. The clock of these ranks stands still: whoever waited for
-// a time-out would wait for ever.
+// A wait ends as soon as it is known that what it waits for cannot come. The clock of these ranks stands still, so a
+// rank that waited for a time-out would wait for ever.
 #include <fmt/format.h>
 
 #include "fault/ranks_fixture.hpp"
@@ -13,7 +13,7 @@ class RanksEarlyEndTest : public ::testing::Test {
                            const std::string& words) {
     std::optional<std::string> first;
     for (const std::uint32_t rank : ranks) {
-      const Status status = snapshots[rank].wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshots[rank].wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_FALSE(status);
       EXPECT_EQ(status.error().kind, ErrorKind::kAborted) << status.error().to_string();
       EXPECT_NE(status.error().message.find(words), std::string::npos) << status.error().message;
@@ -39,8 +39,8 @@ TEST_F(RanksEarlyEndTest, ARankThatSavedALaterStepIsNamedAtOnceAndTheLaterStepCo
     step += 2;
     std::vector<Snapshot> rest;
     for (const std::uint32_t rank : others) rest.push_back(run_[rank].save(step));
-    for (Snapshot& snapshot : rest) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealPatience));
-    ASSERT_TRUE(snapshots[ahead].wait(Level::kCommitted, kRealPatience));
+    for (Snapshot& snapshot : rest) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealTimeLimit));
+    ASSERT_TRUE(snapshots[ahead].wait(Level::kCommitted, kRealTimeLimit));
   }
 }
 
@@ -57,13 +57,13 @@ TEST_F(RanksEarlyEndTest, ARankThatSavedAStepOfItsOwnIsReleasedAtOnceAndTheNextS
     expect_abort(snapshots, {0}, fmt::format("saved step {} instead", step));
     snapshots[0] = run_[alone].save(step);
     for (Snapshot& snapshot : snapshots) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_TRUE(status) << status.error().to_string();
     }
   }
 }
 
-TEST_F(RanksEarlyEndTest, ASpeakerDoesNotWaitForALateMemberOnceTheStepIsGivenUp) {
+TEST_F(RanksEarlyEndTest, AGroupLeaderDoesNotWaitForALateMemberOnceTheStepIsGivenUp) {
   run_.commit_all(1);
   run_[3].fs->hang(FsCall::kSyncData, {.path = ".safetensors"});
   run_[0].fs->fail(FsCall::kSyncData, EIO, {.path = ".safetensors"});
@@ -80,7 +80,7 @@ TEST_F(RanksEarlyEndTest, AnAttemptThatCannotBeClaimedAbortsTheStepAtOnceAndTheN
   for (const std::uint64_t step : {1u, 2u}) {
     std::vector<Snapshot> snapshots = run_.save_all(step);
     expect_abort(snapshots, {1, 2, 3}, "rank 0: injected fault");
-    EXPECT_EQ(snapshots[0].wait(Level::kCommitted, kRealPatience).error().kind, ErrorKind::kIo);
+    EXPECT_EQ(snapshots[0].wait(Level::kCommitted, kRealTimeLimit).error().kind, ErrorKind::kIo);
   }
   run_.commit_all(3);
 }
@@ -91,7 +91,7 @@ TEST_F(RanksEarlyEndTest, ARankThatCannotAcceptTheAttemptSaysSoAndTheNextStepCom
   std::vector<Snapshot> snapshots = run_.save_all(1);
   expect_abort(snapshots, {0, 1}, "rank 2: injected fault");
   for (const std::uint32_t failing : {3u, 2u})
-    EXPECT_EQ(snapshots[failing].wait(Level::kCommitted, kRealPatience).error().kind, ErrorKind::kIo);
+    EXPECT_EQ(snapshots[failing].wait(Level::kCommitted, kRealTimeLimit).error().kind, ErrorKind::kIo);
   for (const std::uint32_t failing : {3u, 2u}) run_[failing].fs->clear_faults();
   run_.commit_all(2);
 }
@@ -107,7 +107,7 @@ TEST_F(RanksEarlyEndTest, ALeaderThatComesLateObeysAtOnceThoughFilesAreGone) {
     static_cast<void>(run_[rank].engine->wait(Level::kCommitted));  // it has taken its files away
   }
   run_[0].fs->release_hung();  // and from here on the clock stands still
-  expect_abort(snapshots, {0, 1, 2, 3}, "rank 0 had not decided when rank");
+  expect_abort(snapshots, {0, 1, 2, 3}, "rank 0 had not decided when the deadline of rank");
   run_.commit_all(3);
 }
 

@@ -1,6 +1,6 @@
-// Four ranks in groups of two, each with an engine and a disk of its own that fails or hangs where it is told to, and a clock that
-// stands still until the test moves it: a time-out comes when the test wants it, however busy the machine is. With
-// SLACKWATER_TEST_NFS=1 each rank is also an NFS host of its own.
+// Four ranks in groups of two. Each has its own engine, and its own disk that fails or hangs on command. Their clock
+// stands still until the test moves it, so a time-out comes when the test wants it, however busy the machine is. With
+// SLACKWATER_TEST_NFS=1 each rank is also on its own NFS host.
 #pragma once
 
 #include <algorithm>
@@ -33,14 +33,14 @@ namespace slackwater::test {
 inline constexpr std::uint32_t kWorld = 4;
 // Of the clock that stands still. Short, because whoever waits looks the more often the less time has passed.
 inline constexpr std::chrono::milliseconds kCommitTimeout{160};
-inline constexpr std::chrono::seconds kRealPatience{120};  // of the real one: longer means that something hangs
-inline constexpr std::uint64_t kNeverSaved = 999'999;      // a step
+inline constexpr std::chrono::seconds kRealTimeLimit{120};  // of the real one: longer means that something hangs
+inline constexpr std::uint64_t kNeverSaved = 999'999;       // a step
 
 enum class Phase : std::uint8_t { kStage, kWrite, kSync, kRecord, kDecide, kLearn };
 inline constexpr Phase kPhases[] = {Phase::kStage,  Phase::kWrite,  Phase::kSync,
                                     Phase::kRecord, Phase::kDecide, Phase::kLearn};
-enum class Role : std::uint8_t { kLeader, kSpeaker, kMember };
-inline constexpr Role kRoles[] = {Role::kLeader, Role::kSpeaker, Role::kMember};
+enum class Role : std::uint8_t { kLeader, kGroupLeader, kMember };
+inline constexpr Role kRoles[] = {Role::kLeader, Role::kGroupLeader, Role::kMember};
 
 [[nodiscard]] inline const char* to_string(Phase phase) {
   switch (phase) {
@@ -57,7 +57,7 @@ inline constexpr Role kRoles[] = {Role::kLeader, Role::kSpeaker, Role::kMember};
 [[nodiscard]] inline const char* to_string(Role role) {
   switch (role) {
     case Role::kLeader: return "leader";
-    case Role::kSpeaker: return "speaker";
+    case Role::kGroupLeader: return "group_leader";
     case Role::kMember: return "member";
   }
   return "?";
@@ -66,7 +66,7 @@ inline constexpr Role kRoles[] = {Role::kLeader, Role::kSpeaker, Role::kMember};
 [[nodiscard]] inline std::uint32_t rank_of(Role role) {
   switch (role) {
     case Role::kLeader: return 0;
-    case Role::kSpeaker: return 2;
+    case Role::kGroupLeader: return 2;
     case Role::kMember: return 3;
   }
   return 0;
@@ -86,7 +86,7 @@ struct FaultSite {
     case Phase::kDecide:
       switch (role) {
         case Role::kLeader: return {FsCall::kLink, "/manifest.json"};
-        case Role::kSpeaker: return {FsCall::kLink, "/votes-2-"};
+        case Role::kGroupLeader: return {FsCall::kLink, "/votes-2-"};
         case Role::kMember: return {FsCall::kLink, "/votes-1-"};
       }
       break;
@@ -175,12 +175,12 @@ class Ranks {
   }
   // Time passes until this snapshot has ended; slowly enough that a busy machine is not taken for a rank that is late.
   [[nodiscard]] Status end_of(Snapshot& snapshot) {
-    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kRealTimeLimit;
     for (;;) {
       Status status = snapshot.wait(Level::kCommitted, std::chrono::milliseconds(kSanitized ? 60 : 20));
       if (status) return status;
       // It may have ended since: then that is what there is to say, not that it was waited for in vain.
-      if (snapshot.error()) return snapshot.wait(Level::kCommitted, kRealPatience);
+      if (snapshot.error()) return snapshot.wait(Level::kCommitted, kRealTimeLimit);
       if (std::chrono::steady_clock::now() > deadline) {
         ADD_FAILURE() << "it hangs: " << status.error().message;
         return status;
@@ -192,7 +192,7 @@ class Ranks {
   void commit_all(std::uint64_t step) {
     std::vector<Snapshot> snapshots = save_all(step);
     for (Snapshot& snapshot : snapshots) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_TRUE(status) << "step " << step << ": " << status.error().to_string();
     }
   }

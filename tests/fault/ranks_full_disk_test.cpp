@@ -1,5 +1,5 @@
-// Several ranks that talk through files, on a disk that is full to the last byte: what is there can be restored. And the run goes
-// on as soon as there is space again.
+// Several ranks exchange messages through files on a disk that is full to the last byte. They can still restore what is
+// there, and the run continues as soon as there is space again.
 #include <cerrno>
 #include <filesystem>
 
@@ -26,8 +26,8 @@ class RanksFullDiskTest : public ::testing::Test {
       if (entry.path().filename().string().starts_with("session-")) stdfs::remove_all(entry.path());
     }
   }
-  // Time passes meanwhile, so slowly that a busy machine is not taken for a late rank: who waits in vain ends after some
-  // 60 s.
+  // Time passes meanwhile, but so slowly that a busy machine is not taken for a late rank. A rank that waits in vain
+  // gives up after about 60 s.
   [[nodiscard]] static std::uint64_t restore_all(Ranks& ranks) {
     const std::jthread time([&](const std::stop_token& stop) {
       for (; !stop.stop_requested(); move(ranks.clock, 0.0005))
@@ -114,7 +114,7 @@ TEST(RanksNoSpaceTest, ARankWithoutSpaceHasRankZeroMakeSome) {
   CarriedRanks ranks(run, Carrier::kDirectory, [](Options& options) { options.keep = 1; });
   ranks.restore_all(3);
   ranks[2].fs->fail(FsCall::kAllocate, ENOSPC, {.times = kAlways});
-  for (Snapshot& snapshot : ranks.save_all(4)) ASSERT_FALSE(snapshot.wait(Level::kCommitted, kRealPatience));
+  for (Snapshot& snapshot : ranks.save_all(4)) ASSERT_FALSE(snapshot.wait(Level::kCommitted, kRealTimeLimit));
   EXPECT_EQ(ranks[0].engine->remove(999'999).error().kind, ErrorKind::kNotFound);  // waits for deletes under way
   EXPECT_FALSE(stdfs::exists(run + "/step-0000000001.a1"));
   EXPECT_FALSE(stdfs::exists(run + "/step-0000000002.a1"));

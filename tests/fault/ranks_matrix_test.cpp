@@ -1,5 +1,6 @@
-// Each phase of a step x each role among the ranks x error, hang and death: the step is there on all ranks or on none, every rank
-// says the same, nobody waits beyond the time-out, and the next step commits (after a death: of the ranks started anew).
+// Each phase of a step x each role among the ranks x error, hang and death. The step is committed on all ranks or on
+// none, every rank reports the same outcome, no rank waits beyond the time-out, and the next step commits (after a
+// death, once the ranks were restarted).
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -23,7 +24,7 @@ namespace {
 using Table = std::map<std::tuple<Phase, Role>, std::string>;
 
 void print(const char* trouble, const Table& table) {
-  fmt::print("\n{:<8} | {:<20} | {:<20} | {:<20}\n", trouble, "leader", "speaker", "member");
+  fmt::print("\n{:<8} | {:<20} | {:<20} | {:<20}\n", trouble, "leader", "group_leader", "member");
   for (const Phase phase : kPhases) {
     fmt::print("{:<8}", to_string(phase));
     for (const Role role : kRoles) fmt::print(" | {:<20}", table.at({phase, role}));
@@ -35,8 +36,8 @@ class RanksMatrixTest : public ::testing::Test {
  protected:
   RanksMatrixTest() { run_->commit_all(step_); }
 
-  // Every rank has the same to say: committed, or one error. Of the rank in trouble, `own` words are allowed that the error of
-  // the others repeats.
+  // Every rank reports the same: committed, or one error. The rank in trouble, `own`, may use its own words, which the
+  // error of the others repeats.
   void expect_one_outcome(std::vector<Status> statuses, std::optional<std::uint32_t> own) {
     const Status& first = statuses[own == 0u ? 1 : 0];
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -86,12 +87,12 @@ class RanksMatrixTest : public ::testing::Test {
     if (torn) snapshots[victim].seal({"w"});
     if (deaf) {
       strike_at_learning(victim, site, hang);
-      EXPECT_TRUE(snapshots[0].wait(Level::kCommitted, kRealPatience));
+      EXPECT_TRUE(snapshots[0].wait(Level::kCommitted, kRealTimeLimit));
     } else if (hang) {
       fs.wait_hung(++hung_[victim]);
     }
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-      if (rank != victim) static_cast<void>(snapshots[rank].wait(Level::kDurable, kRealPatience));
+      if (rank != victim) static_cast<void>(snapshots[rank].wait(Level::kDurable, kRealTimeLimit));
     }
 
     std::vector<Status> statuses(kWorld);
@@ -154,7 +155,7 @@ TEST_F(RanksMatrixTest, ADecisionWhoseSyncFailsIsInDoubtOnAllRanks) {
   (*run_)[0].fs->fail(FsCall::kSyncDirectory, EIO, {.nth = 3, .path = "/step-"});
   std::vector<Snapshot> snapshots = run_->save_all(step_);
   for (Snapshot& snapshot : snapshots) {
-    const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+    const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().kind, ErrorKind::kInDoubt) << status.error().to_string();
   }
@@ -217,7 +218,7 @@ class RankProcesses {
   // Until each of these ranks has told this; time passes meanwhile if it may.
   [[nodiscard]] std::map<std::uint32_t, Event> await(Event::Kind kind, std::vector<std::uint32_t> ranks,
                                                      bool time_passes) {
-    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kRealTimeLimit;
     for (;;) {
       std::map<std::uint32_t, Event> found;
       for (const std::uint32_t rank : ranks) {
@@ -247,7 +248,7 @@ class RankProcesses {
     std::snprintf(event.words, sizeof event.words, "%s", words.c_str());
     if (::write(out_.get(), &event, sizeof event) != sizeof event) ::_exit(1);  // whole: it is shorter than PIPE_BUF
   }
-  // A rank: restores, commits one step, and saves another, at which it comes to hang at a place, or waits for the others.
+  // One rank restores, commits one step, and saves another. There it hangs at the given place, or waits for the others.
   void live(const std::string& path, std::uint32_t number, std::optional<FaultSite> hangs) const {
     try {
       Rank rank(rank_options(path, number), *clock_, 1);
@@ -301,11 +302,12 @@ TEST(RanksDeathTest, ADeathIsOneOutcomeForTheSurvivorsAndTheNextStartCommits) {
       std::erase(survivors, victim);
       static_cast<void>(ranks.await(Event::Kind::kHangs, {victim}, false));
       static_cast<void>(ranks.await(Event::Kind::kWaits, survivors, false));
-      // Its ballot is in, so the leader commits; a speaker may have looked for the outcome before it had reported.
+      // Its ballot is in, so the leader commits; a group leader may have looked for the outcome before it had reported.
       const bool voted = phase == Phase::kLearn && role == Role::kMember;
       if (voted) static_cast<void>(ranks.await(Event::Kind::kEnded, {0}, false));
       ranks.kill(victim);
-      // As long as it takes the speaker of a member, or the leader, to miss it: who waits for them has not lost patience yet.
+      // Long enough for the group leader of a member, or for rank 0, to miss it. The ranks that wait for those have not
+      // reached their own deadline yet.
       if (role != Role::kLeader) ranks.pass(role == Role::kMember ? 1.1 : 1.3);
       const auto ended = ranks.await(Event::Kind::kEnded, survivors, role == Role::kLeader);
       ASSERT_EQ(ended.size(), survivors.size());
@@ -314,7 +316,7 @@ TEST(RanksDeathTest, ADeathIsOneOutcomeForTheSurvivorsAndTheNextStartCommits) {
         EXPECT_EQ(event.committed, first.committed) << "rank " << rank;
         EXPECT_STREQ(event.words, first.words) << "rank " << rank;
       }
-      if (phase != Phase::kLearn || role != Role::kSpeaker) {
+      if (phase != Phase::kLearn || role != Role::kGroupLeader) {
         EXPECT_EQ(first.committed, phase == Phase::kLearn) << first.words;
       }
       if (!first.committed) {

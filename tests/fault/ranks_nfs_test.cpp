@@ -18,14 +18,14 @@ class RanksNfsTest : public ::testing::Test {
     return std::make_unique<Ranks>(directory_ / "run", number, true, first_host);
   }
   static void until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kRealTimeLimit;
     while (!condition()) {
       ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "it hangs";
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   // Until this rank has looked so many times more.
-  static void until_looked(Rank& rank, std::uint64_t times) {
+  static void until_polled(Rank& rank, std::uint64_t times) {
     const std::uint64_t before = rank.fs->count(FsCall::kList);
     until([&] { return rank.fs->count(FsCall::kList) >= before + times; });
   }
@@ -33,7 +33,7 @@ class RanksNfsTest : public ::testing::Test {
   TempDir directory_{TempDir::in_memory()};
 };
 
-// One rank is late, so its group leader and rank 0 look around for a decision, and find none. Once it comes, every host has it.
+// One rank is late, so its group leader and rank 0 look for a decision and find none. Once made, every host sees it.
 TEST_F(RanksNfsTest, AfterAQuickRestartOnOtherHostsAllRanksRestoreTheNewestStep) {
   for (const std::uint32_t late : {1u, 2u, 3u}) {
     SCOPED_TRACE(fmt::format("rank {} was late", late));
@@ -43,11 +43,11 @@ TEST_F(RanksNfsTest, AfterAQuickRestartOnOtherHostsAllRanksRestoreTheNewestStep)
     (*run)[late].fs->hang(FsCall::kSyncData, {.path = ".safetensors"});
     std::vector<Snapshot> snapshots = run->save_all(++step);
     (*run)[late].fs->wait_hung(1);
-    until_looked((*run)[0], 40);
-    if (late == 3) until_looked((*run)[2], 40);
+    until_polled((*run)[0], 40);
+    if (late == 3) until_polled((*run)[2], 40);
     (*run)[late].fs->release_hung();
     for (Snapshot& snapshot : snapshots) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_TRUE(status) << status.error().to_string();
     }
     run.reset();
@@ -64,13 +64,14 @@ TEST_F(RanksNfsTest, AskingForTheVersionsDuringAStepDoesNotHideItsCommit) {
   (*run)[3].fs->wait_hung(1);
   for (std::uint32_t rank = 1; rank < kWorld; ++rank) EXPECT_EQ((*run)[rank].engine->versions().size(), 1u);
   (*run)[3].fs->release_hung();
-  for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealPatience));
+  for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealTimeLimit));
   for (std::uint32_t rank = 1; rank < kWorld; ++rank) EXPECT_EQ((*run)[rank].engine->versions().size(), 2u);
   run.reset();
   EXPECT_EQ(start(1, 0)->restore_all(1), 2u);
 }
 
-// A rank out of patience writes the abort to the tier and says nothing. Who still waits for ballots finds it there.
+// A rank that reaches its deadline writes the abort to the tier and sends nothing. Ranks that still wait for ballots
+// find it there.
 TEST_F(RanksNfsTest, ADecisionOnTheTierIsSeenByWhoLookedForItInVain) {
   std::unique_ptr<Ranks> run = start(1, 0);
   run->commit_all(1);
@@ -79,7 +80,7 @@ TEST_F(RanksNfsTest, ADecisionOnTheTierIsSeenByWhoLookedForItInVain) {
   std::vector<Snapshot> snapshots = run->save_all(2);
   (*run)[0].fs->wait_hung(1);
   (*run)[3].fs->wait_hung(1);
-  until_looked((*run)[2], 40);  // it has looked for the decision
+  until_polled((*run)[2], 40);  // it has looked for the decision
   ASSERT_TRUE(publish_exclusively(*make_posix_file_system(), directory_ / "run/step-0000000002.a1", "manifest.json",
                                   "the decision of another rank, whatever it is", "test"));
   // And at once, on a clock that stands still: it votes against the step.
@@ -87,7 +88,7 @@ TEST_F(RanksNfsTest, ADecisionOnTheTierIsSeenByWhoLookedForItInVain) {
   std::filesystem::remove(directory_ / "run/step-0000000002.a1/manifest.json");
   (*run)[0].fs->release_hung();
   for (const std::uint32_t rank : {0u, 1u, 2u}) {
-    const Status status = snapshots[rank].wait(Level::kCommitted, kRealPatience);
+    const Status status = snapshots[rank].wait(Level::kCommitted, kRealTimeLimit);
     ASSERT_FALSE(status);
     EXPECT_NE(status.error().message.find("rank 3: had not reported when the step was given up"), std::string::npos)
         << status.error().message;
@@ -122,7 +123,7 @@ TEST_P(RanksLostReplyTest, TheDecisionIsMadeByWhoMadeIt) {
     const Status status = run_->end_of(snapshots[rank]);
     ASSERT_FALSE(status);
     EXPECT_EQ(status.error().kind, ErrorKind::kAborted) << status.error().to_string();
-    EXPECT_NE(status.error().message.find("ran out of patience"), std::string::npos) << status.error().message;
+    EXPECT_NE(status.error().message.find("the deadline of rank"), std::string::npos) << status.error().message;
   }
   (*run_)[0].fs->release_hung();
   static_cast<void>(run_->end_of(snapshots[0]));
@@ -137,11 +138,11 @@ TEST_P(RanksLostReplyTest, AnAttemptIsClaimedOnce) {
 }
 
 TEST_P(RanksLostReplyTest, AMessageIsSaid) {
-  for (const char* const box : {"/joins/", "/attempts/", "/votes-1-"}) lose(3, box);
-  for (const char* const box : {"/roster/", "/attempts/", "/outcomes/"}) lose(0, box);
+  for (const char* const channel : {"/joins/", "/attempts/", "/votes-1-"}) lose(3, channel);
+  for (const char* const channel : {"/membership/", "/attempts/", "/outcomes/"}) lose(0, channel);
   lose(2, "/votes-2-");
   run_->commit_all(1);
-  for (const char* const box : {"/restore-offers", "/restore-verdicts"}) lose(3, box);
+  for (const char* const channel : {"/restore-offers", "/restore-verdicts"}) lose(3, channel);
   lose(0, "/restore-choices");
   EXPECT_EQ(run_->restore_all(1), 1u);
   run_->commit_all(2);

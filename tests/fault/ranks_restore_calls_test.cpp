@@ -106,7 +106,7 @@ TEST_P(RanksDeafRestoreTest, ARankThatDidNotLearnHowARestoreEndedSaysSoAtTheNext
   CarriedRanks::until([&] { return run_.messages("attempts/").size() == 2; });
   snapshots.push_back(run_[3].save(2));
   for (Snapshot& snapshot : snapshots) {
-    const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+    const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
     ASSERT_FALSE(status);
     EXPECT_NE(status.error().message.find("rank 0 goes on from step 1, restore number 1, rank 3 from the state it was "
                                           "started with: a restore did not end well on all ranks; call restore on all"),

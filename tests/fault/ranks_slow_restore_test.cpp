@@ -1,5 +1,5 @@
-// A restore in which one rank takes many time-outs to read its part: waited for while it comes further, named when it does not. On a
-// clock that stands still until the test moves it.
+// A restore in which one rank needs many time-outs to read its part. The others wait while it makes progress, and name
+// it when it does not. The clock stands still until the test moves it.
 #include <array>
 #include <functional>
 #include <map>
@@ -37,22 +37,22 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
     slow().fs->release_hung();
     threads_.clear();
   }
-  // Files in the boxes of this name: a message each, but for what is just being written.
-  [[nodiscard]] std::size_t said(const std::string& box) const {
+  // Files in the channels of this name: a message each, but for what is just being written.
+  [[nodiscard]] std::size_t said(const std::string& channel) const {
     std::size_t messages = 0;
     std::error_code gone;
     for (const auto& session : std::filesystem::directory_iterator(directory_ / "run/.slackwater", gone)) {
       if (!session.is_directory()) continue;
       for (const auto& each : std::filesystem::recursive_directory_iterator(session.path(), gone)) {
         const std::string path = each.path();
-        if (path.find("/" + box) != std::string::npos && each.is_regular_file(gone) && !path.ends_with(".tmp"))
+        if (path.find("/" + channel) != std::string::npos && each.is_regular_file(gone) && !path.ends_with(".tmp"))
           ++messages;
       }
     }
     return messages;
   }
   static void until(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + kRealPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kRealTimeLimit;
     while (!condition()) {
       if (std::chrono::steady_clock::now() > deadline) {
         ADD_FAILURE() << "it hangs";
@@ -63,7 +63,7 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
   }
   // Until all ranks but the slow one have looked for messages some more times, or have ended. Whoever looks, waits.
   // Whoever has looked since the clock was moved, knows.
-  void until_looked() {
+  void until_polled() {
     constexpr std::uint64_t kLists = 32;  // directories: a look around lists several
     std::map<std::uint32_t, std::uint64_t> enough;
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -72,11 +72,12 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
     for (const auto& [rank, lists] : enough)
       until([&, rank, lists] { return has_ended_[rank] || run_[rank].fs->count(FsCall::kList) >= lists; });
   }
-  // Messages of the ranks that have placed their part and wait: rank 0 sends none, and a speaker waits for its group.
+  // How many messages come from ranks that have read their part and wait. Rank 0 sends none, and a group leader waits
+  // for its group.
   [[nodiscard]] static std::size_t verdicts_without(Role slow) {
     switch (slow) {
       case Role::kLeader: return 3;
-      case Role::kSpeaker: return 2;
+      case Role::kGroupLeader: return 2;
       case Role::kMember: return 1;
     }
     return 0;
@@ -85,7 +86,7 @@ class RanksSlowRestoreTest : public ::testing::TestWithParam<Role> {
   [[nodiscard]] static std::size_t signs_of(Role slow) {
     switch (slow) {
       case Role::kLeader: return 1;
-      case Role::kSpeaker: return 2;
+      case Role::kGroupLeader: return 2;
       case Role::kMember: return 3;
     }
     return 0;
@@ -110,7 +111,7 @@ TEST_P(RanksSlowRestoreTest, IsWaitedForAsLongAsItComesFurther) {
   // Each move alone is less than the shortest wait for this rank, and both together are more than the longest.
   const double timeouts = GetParam() == Role::kLeader ? 2.0 : 0.9;
   begin(timeouts);
-  until([&] { return said("restore-signs") >= signs_of(GetParam()); });
+  until([&] { return said("restore-heartbeats") >= signs_of(GetParam()); });
   move(run_.clock, timeouts);
   end();
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
@@ -126,11 +127,11 @@ TEST_P(RanksSlowRestoreTest, IsWaitedForAsLongAsItComesFurther) {
 TEST_P(RanksSlowRestoreTest, IsNamedWhenItHangs) {
   begin(0);
   until([&] { return planned_ == kWorld; });
-  until_looked();  // all have placed their part, and wait since the same moment
+  until_polled();  // all have placed their part, and wait since the same moment
   move(run_.clock, GetParam() == Role::kLeader ? 2.0 : 0.9);  // less than anybody waits
   for (int parts = 0; parts < 100 && ended_ < kWorld - 1; ++parts) {
-    until_looked();  // whose time is up says so,
-    until_looked();  // and the others hear of it, before anybody else's time is up
+    until_polled();  // whose time is up says so,
+    until_polled();  // and the others hear of it, before anybody else's time is up
     move(run_.clock, 0.05);
   }
   until([&] { return ended_ == kWorld - 1; });
@@ -141,8 +142,8 @@ TEST_P(RanksSlowRestoreTest, IsNamedWhenItHangs) {
   });
   end();
   EXPECT_FALSE(results_[slow_]) << "it has restored what the others have not";
-  // What rank 3 says reaches rank 0 through the speaker of its group.
-  const std::string silent = GetParam() == Role::kSpeaker ? "ranks 2, 3" : "rank " + std::to_string(slow_);
+  // What rank 3 says reaches rank 0 through the group leader of its group.
+  const std::string silent = GetParam() == Role::kGroupLeader ? "ranks 2, 3" : "rank " + std::to_string(slow_);
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
     if (rank == slow_) continue;
     ASSERT_FALSE(results_[rank]);

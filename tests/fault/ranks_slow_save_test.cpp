@@ -21,30 +21,30 @@ class RanksSlowSaveTest : public ::testing::TestWithParam<std::tuple<Carrier, Ro
     slow().state = PatternState({{"w", 12 * kMiB}, {"bias", 100}});
     run_.commit_all(1);
   }
-  // All save, and all but the slow rank, which was made slow before, have written their part. Whoever waits for its vote
-  // waits since this moment: had it not begun to when the clock is moved, somebody else would lose patience first.
+  // All ranks save. All but the slow one, which was made slow before, have written their part. Whoever waits for its
+  // vote has begun to wait. Otherwise another rank could reach its deadline first when the clock is moved.
   void begin_step() {
     for (const std::uint32_t rank : waiters()) run_[rank].fs->watch(FsCall::kList, "step-0000000002");
     snapshots_ = run_.save_all(2);
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       if (rank != slow_) {
-        ASSERT_TRUE(snapshots_[rank].wait(Level::kDurable, kRealPatience));
+        ASSERT_TRUE(snapshots_[rank].wait(Level::kDurable, kRealTimeLimit));
       }
     }
-    for (const std::uint32_t rank : waiters()) until_looked(rank);
+    for (const std::uint32_t rank : waiters()) until_polled(rank);
   }
-  // Ranks that wait for the vote of the slow one, in the order in which they lose patience. The outcome all wait for.
+  // The ranks that wait for the vote of the slow one, ordered by deadline. (All ranks wait for the outcome.)
   [[nodiscard]] static std::vector<std::uint32_t> waiters() {
     switch (std::get<Role>(GetParam())) {
       case Role::kLeader: return {};
-      case Role::kSpeaker: return {0};
+      case Role::kGroupLeader: return {0};
       case Role::kMember: return {2, 0};
     }
     return {};
   }
-  // Until this rank, while it waits for votes, has looked twice more whether the step was decided without it; each comes
-  // after several looks for votes. Or until it waits no more.
-  void until_looked(std::uint32_t rank) {
+  // Returns when this rank, while it waits for votes, has checked twice more whether the step was decided without it.
+  // It polls for votes several times between such checks. Returns also if the rank no longer waits.
+  void until_polled(std::uint32_t rank) {
     const std::uint64_t before = run_[rank].fs->watched_calls();
     CarriedRanks::until([&] {
       return snapshots_[rank].error() || run_[rank].fs->watched_calls() >= before + 2 ||
@@ -82,13 +82,13 @@ class RanksSlowSaveTest : public ::testing::TestWithParam<std::tuple<Carrier, Ro
       return any_ended() || run_.heartbeat_of(0) > before;
     });
   }
-  // Less time passes at once than anybody waits. Then slowly: before each next part, whoever waits for the slow rank has
-  // seen what the last one did, first the one whose time is up first.
+  // The first jump is shorter than any deadline. Then time passes slowly: before each next part, every rank that waits
+  // for the slow one has seen the effect of the last part, the one with the earliest deadline first.
   void pass_until_given_up() {
     move(run_.clock, 0.8);
     const bool anybody_may_be_first = waiters().empty();
     CarriedRanks::until([&] {
-      for (const std::uint32_t rank : waiters()) until_looked(rank);
+      for (const std::uint32_t rank : waiters()) until_polled(rank);
       if (anybody_may_be_first) std::this_thread::sleep_for(std::chrono::milliseconds(20));
       for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
         if (rank == slow_ || snapshots_[rank].error()) continue;
@@ -102,17 +102,17 @@ class RanksSlowSaveTest : public ::testing::TestWithParam<std::tuple<Carrier, Ro
   void expect_named(const std::string& words) {
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       if (rank == slow_) continue;
-      const Status status = snapshots_[rank].wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshots_[rank].wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_FALSE(status) << "rank " << rank;
       EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
-      // The leader cannot name itself: whoever runs out of patience first does.
+      // Rank 0 cannot name itself. The rank that reaches its deadline first does.
       const std::string named = slow_ == 0 ? "rank 0 had not decided" : fmt::format("rank {}: {}", slow_, words);
       EXPECT_NE(status.error().message.find(named), std::string::npos) << status.error().message;
       EXPECT_EQ(status.error().message, snapshots_[slow_ == 0 ? 1 : 0].error()->message);
     }
     slow().fs->release_writes();
     slow().fs->release_hung();
-    EXPECT_FALSE(snapshots_[slow_].wait(Level::kCommitted, kRealPatience));
+    EXPECT_FALSE(snapshots_[slow_].wait(Level::kCommitted, kRealTimeLimit));
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) static_cast<void>(run_[rank].engine->wait(Level::kCommitted));
     run_.commit_all(3);
   }
@@ -142,12 +142,12 @@ TEST_P(RanksSlowSaveTest, IsWaitedForAsLongAsItComesFurtherAndTheStepCommits) {
   for (int i = 0; i < 8 && !any_ended(); ++i) come_further();
   slow().fs->release_writes();
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
-    const Status status = snapshots_[rank].wait(Level::kCommitted, kRealPatience);
+    const Status status = snapshots_[rank].wait(Level::kCommitted, kRealTimeLimit);
     ASSERT_TRUE(status) << "rank " << rank << ": " << status.error().to_string();
   }
   next.push_back(slow().save(3));
   for (Snapshot& snapshot : next) {
-    const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+    const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
     ASSERT_TRUE(status) << status.error().to_string();
   }
   for (std::uint32_t rank = 0; rank < kWorld; ++rank) ASSERT_TRUE(run_[rank].engine->wait(Level::kCommitted));
@@ -191,10 +191,10 @@ TEST_P(RanksFastSaveTest, AStepThatIsOverWithinAQuarterOfTheTimeoutNeedsNoHeartb
     std::vector<Snapshot> snapshots = run_.save_all(step);
     run_[3].fs->wait_held(step - 1);
     move(run_.clock, 0.24);
-    for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(snapshots[rank].wait(Level::kDurable, kRealPatience));
+    for (std::uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(snapshots[rank].wait(Level::kDurable, kRealTimeLimit));
     EXPECT_TRUE(run_.messages("save-heartbeats").empty());
     run_[3].fs->release_writes();
-    for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealPatience));
+    for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealTimeLimit));
   }
   EXPECT_TRUE(run_.messages("save-heartbeats").empty());
 }
@@ -221,7 +221,7 @@ class RanksBusySaveTest : public ::testing::Test {
     run.commit_all(1);
     run[3].fs->hold_writes();
     std::vector<Snapshot> snapshots = run.save_all(2);
-    for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(snapshots[rank].wait(Level::kDurable, kRealPatience));
+    for (std::uint32_t rank = 0; rank < 3; ++rank) EXPECT_TRUE(snapshots[rank].wait(Level::kDurable, kRealTimeLimit));
     std::jthread trainer([&] {
       const Snapshot next = run[0].save(3);
       waited.error = next.error();
@@ -242,7 +242,7 @@ class RanksBusySaveTest : public ::testing::Test {
     }
     run[3].fs->release_writes();
     for (Snapshot& snapshot : snapshots) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       EXPECT_TRUE(status) << status.error().to_string();
     }
     trainer.join();

@@ -67,7 +67,7 @@ class RanksUnseenVersionTest : public ::testing::Test {
       snapshots.push_back(std::move(**saved));
     }
     for (Snapshot& snapshot : snapshots) {
-      const Status status = snapshot.wait(Level::kCommitted, kRealPatience);
+      const Status status = snapshot.wait(Level::kCommitted, kRealTimeLimit);
       ASSERT_TRUE(status) << status.error().to_string();
     }
   }

@@ -1,6 +1,6 @@
-// A rank of an earlier start is held in some phase, a new run takes over and commits, and then the zombie goes on: writes, votes, even
-// decides. Nothing of it counts, nothing of the new run is touched. Without locks, as on file systems that have none: with them a
-// second leader would not even begin.
+// A rank of an earlier start is held in some phase, while a new run takes over and commits. Then the zombie continues:
+// it writes, votes, even decides. None of that takes effect, and it touches nothing of the new run. The tests use no
+// locks, as on file systems that have none. With locks a second leader would not even begin.
 #include <fmt/format.h>
 
 #include "fault/ranks_fixture.hpp"
@@ -52,11 +52,11 @@ class ZombieInPhaseTest : public RanksZombieTest, public ::testing::WithParamInt
     fs.wait_hung(1);
     if (deaf) {
       leader.release_hung();
-      ASSERT_TRUE(snapshots[0].wait(Level::kCommitted, kRealPatience));
+      ASSERT_TRUE(snapshots[0].wait(Level::kCommitted, kRealTimeLimit));
     }
     for (std::uint32_t rank = 0; rank < kWorld; ++rank) {
       if (rank == zombie_) continue;
-      static_cast<void>(snapshots[rank].wait(Level::kDurable, kRealPatience));
+      static_cast<void>(snapshots[rank].wait(Level::kDurable, kRealTimeLimit));
       vanish(old_->ranks[rank]);
     }
     held_ = std::make_unique<Snapshot>(std::move(snapshots[zombie_]));
@@ -152,7 +152,7 @@ TEST_F(RanksZombieTest, AFormerLeaderThatStillDecidesHasDecidedNothing) {
   EXPECT_FALSE(next->visible(2));
 
   (*next)[0].fs->release_hung();
-  for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealPatience));
+  for (Snapshot& snapshot : snapshots) ASSERT_TRUE(snapshot.wait(Level::kCommitted, kRealTimeLimit));
   static_cast<void>((*old)[0].engine->close());
   EXPECT_TRUE(next->visible(2));
   next.reset();

@@ -1,6 +1,6 @@
 // The attempt file. Input: its text without the closing digest.
-#include "commit/attempt.hpp"
 #include "fuzz.hpp"
+#include "version/attempt.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace slackwater;

@@ -2,11 +2,11 @@
 #include <set>
 #include <string>
 
-#include "commit/index.hpp"
-#include "commit/names.hpp"
 #include "fuzz.hpp"
 #include "tensor/box.hpp"
 #include "tensor/shape.hpp"
+#include "version/index.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::fuzz {
 namespace {

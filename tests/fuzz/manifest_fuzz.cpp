@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <string>
 
-#include "commit/manifest.hpp"
-#include "commit/names.hpp"
 #include "fuzz.hpp"
+#include "version/manifest.hpp"
+#include "version/names.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace slackwater;

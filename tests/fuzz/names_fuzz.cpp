@@ -3,8 +3,8 @@
 
 #include "cli/location.hpp"
 #include "cli/text.hpp"
-#include "commit/names.hpp"
 #include "fuzz.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::fuzz {
 namespace {

@@ -1,12 +1,13 @@
-// What readers make of an index, and the plan to read every tensor of it. Input: the text of the index without the closing digest.
+// How readers understand an index, and how they plan to read every tensor in it. Input: the text of the index without
+// the closing digest.
 #include <cstddef>
 #include <optional>
 #include <string>
 
-#include "commit/index.hpp"
 #include "fuzz.hpp"
 #include "restore/read_plan.hpp"
 #include "restore/version_index.hpp"
+#include "version/index.hpp"
 
 namespace slackwater::fuzz {
 namespace {

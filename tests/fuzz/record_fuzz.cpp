@@ -3,9 +3,9 @@
 #include <string>
 
 #include "base/digest.hpp"
-#include "commit/names.hpp"
-#include "commit/record.hpp"
 #include "fuzz.hpp"
+#include "version/names.hpp"
+#include "version/record.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace slackwater;

@@ -3,11 +3,11 @@
 #include <fcntl.h>
 
 #include "base/json.hpp"
-#include "commit/fields.hpp"
-#include "commit/index.hpp"
 #include "hostile_fixture.hpp"
 #include "layout/safetensors_header.hpp"
 #include "support/effort.hpp"
+#include "version/fields.hpp"
+#include "version/index.hpp"
 
 namespace slackwater {
 namespace {

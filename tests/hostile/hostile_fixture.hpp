@@ -19,11 +19,11 @@
 #include <gtest/gtest.h>
 
 #include "base/digest.hpp"
-#include "commit/manifest.hpp"
-#include "commit/names.hpp"
-#include "commit/record.hpp"
 #include "support/write_checkpoint.hpp"
 #include "unit/engine/engine_fixture.hpp"
+#include "version/manifest.hpp"
+#include "version/names.hpp"
+#include "version/record.hpp"
 
 namespace slackwater::test {
 

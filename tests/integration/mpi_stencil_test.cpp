@@ -19,11 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kPatience{1};
+constexpr std::chrono::minutes kTimeLimit{1};
 
 // False: it did not happen in time.
 bool happens(const std::function<bool()>& what) {
-  for (const auto deadline = Clock::now() + kPatience; Clock::now() < deadline;) {
+  for (const auto deadline = Clock::now() + kTimeLimit; Clock::now() < deadline;) {
     if (what()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWrongBytes = 3;  // exit code of the trainer
-constexpr std::chrono::minutes kPatience{2};
+constexpr std::chrono::minutes kTimeLimit{2};
 
 struct KillTally {
   std::uint64_t killed = 0;
@@ -69,7 +69,7 @@ KillTally kill_over_and_over(const KillPlan& plan) {
   for (std::uint64_t round = 0; round < plan.kills; ++round) {
     Trainer trainer(run, plan.size_mib, 1'000'000, plan.report_when);
     // Half of the kills fall into training, half anywhere after the start; some soon, some late.
-    if (round % 2 == 0) trainer.listen(Clock::now() + kPatience, "committed");
+    if (round % 2 == 0) trainer.listen(Clock::now() + kTimeLimit, "committed");
     const auto moment = std::chrono::microseconds(random() % (horizon_us >> (round % 6)));
     trainer.listen(Clock::now() + moment);
     const int code = trainer.end();
@@ -82,7 +82,7 @@ KillTally kill_over_and_over(const KillPlan& plan) {
     meet(trainer, round);
   }
   Trainer last(run, plan.size_mib, 2, plan.report_when);
-  last.listen(Clock::now() + kPatience, "done");
+  last.listen(Clock::now() + kTimeLimit, "done");
   if (!last.last("done")) {
     const int code = last.end();
     ++(code == kWrongBytes ? tally.wrong : tally.failed);

@@ -3,10 +3,11 @@
 //
 //   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD [local|global]]
 //
-// "local": each rank has tensors of its own; "global": they hold all tensors together. "captured" reports steps as soon as save() returns: a lie that the harness must see through.
-// SLACKWATER_TRAINER_DISK=flaky: every call that reads fails once with EIO, then works; =slow: the writes of rank 1 take
-// long; =nfs: each process is an NFS host with caches of its own; =small: one snapshot at a time, for a disk that has no
-// room for two.
+// "local": each rank has its own tensors. "global": the ranks hold all tensors together. "captured": it reports a step
+// as soon as save() returns, which is a lie that the harness must detect.
+// SLACKWATER_TRAINER_DISK=flaky: every call that reads fails once with EIO, then works. =slow: the writes of rank 1
+// take long. =nfs: each process is an NFS host with its own caches. =small: one snapshot at a time, for a disk that has
+// no room for two.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>

@@ -1,6 +1,6 @@
-// Several ranks, one of them killed at a random moment, the rest ended as a launcher does, all restarted, on the same or another number
-// of ranks: every rank goes on from the same step, none goes back behind a step that any of them was told is committed, and none reads
-// a wrong byte.
+// One of several ranks is killed at a random moment. The rest are ended as a launcher does it, and the job restarts on
+// the same or another number of ranks. Every rank must continue from the same step. None may go back behind a step that
+// was reported as committed to any rank, and none may read a wrong byte.
 #include <signal.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kPatience{2};
+constexpr std::chrono::minutes kTimeLimit{2};
 
 class RanksKillTest : public ::testing::Test {
  protected:
@@ -39,7 +39,7 @@ class RanksKillTest : public ::testing::Test {
   void kill(std::deque<Trainer>& trainers, std::uint64_t round) {
     const std::uint64_t horizon_us = kSanitized ? 2'000'000 : 300'000;
     // Half of the kills fall into training, half anywhere after the start.
-    if (round % 2 == 0) trainers[0].listen(Clock::now() + kPatience, "committed");
+    if (round % 2 == 0) trainers[0].listen(Clock::now() + kTimeLimit, "committed");
     const auto victim = static_cast<std::size_t>(random_() % trainers.size());
     trainers[victim].listen(Clock::now() + std::chrono::microseconds(random_() % (horizon_us >> (round % 4))));
     EXPECT_EQ(trainers[victim].end(), 128 + SIGKILL) << "round " << round;
@@ -49,8 +49,8 @@ class RanksKillTest : public ::testing::Test {
     }
   }
 
-  // All ranks that say where they go on say the same, and not before what was reported. (Wrong bytes end a trainer with a code of its
-  // own.)
+  // All ranks that report where they continue report the same step, and none before a step that was reported as
+  // committed. (A trainer that reads wrong bytes ends with its own exit code.)
   void meet(const std::deque<Trainer>& trainers) {
     std::optional<std::uint64_t> first;
     for (const Trainer& trainer : trainers) {
@@ -77,7 +77,7 @@ class RanksKillTest : public ::testing::Test {
     for (const std::uint32_t world : worlds) {
       std::deque<Trainer> last = start(world, 2, tensors);
       for (Trainer& trainer : last) {
-        trainer.listen(Clock::now() + kPatience, "done");
+        trainer.listen(Clock::now() + kTimeLimit, "done");
         EXPECT_TRUE(trainer.last("done")) << "the last start on " << world << " ranks did not come to its end";
       }
       meet(last);

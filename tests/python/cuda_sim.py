@@ -53,6 +53,8 @@ class _Config(ctypes.Structure):
             )
         ),
         ("numa_node", c_int32),
+        ("copy_priorities", c_int32),
+        ("queue_limit", c_uint64),
     )
 
 
@@ -361,9 +363,39 @@ class TorchCuda:
     def device_count(self) -> int:
         return len(self.streams)
 
+    def is_current_stream_capturing(self) -> bool:
+        return False
+
+    def current_device(self) -> int:
+        return min(self.streams)
+
     def current_stream(self, device: int) -> Any:
         self.asked += 1
         return TorchStream(device, self.streams[device])
+
+
+class TorchGraph:
+    """torch.cuda.CUDAGraph: what is queued during its capture runs at each replay, on the stream it was made for."""
+
+    sim: Sim
+    stream: int
+
+    def __init__(self) -> None:
+        self.recorded: list[Any] = []
+        self.replays = 0
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        self.sim.call("cuStreamBeginCapture_v2", c_void_p(self.stream), _CAPTURE_GLOBAL)
+
+    def capture_end(self) -> None:
+        graph = c_void_p()
+        self.sim.call("cuStreamEndCapture", c_void_p(self.stream), byref(graph))
+        self.sim.call("cuGraphDestroy", graph)
+
+    def replay(self) -> None:
+        self.replays += 1
+        for array in self.recorded:
+            array.update(self.stream)
 
 
 class TorchStream:

@@ -146,6 +146,6 @@ if __name__ == "__main__":
     import torchdata.stateful_dataloader  # noqa: F401
 
     torch.set_num_threads(1)
-    slackwater.ranks._STORE_SECONDS = float(SECONDS)  # no call of the store fails because the machine is busy
+    slackwater.ranks.transport._STORE_SECONDS = float(SECONDS)  # no call of the store fails because the machine is busy
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

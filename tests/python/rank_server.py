@@ -39,7 +39,7 @@ def written(file: Any) -> str:
 
 
 if __name__ == "__main__":
-    import slackwater.adapters.torch_ranks
+    import slackwater.integrations.torch_ranks
     import torch
     import torch._dynamo  # which the first optimizer of a process loads, and FSDP
     import torch.distributed.device_mesh
@@ -52,7 +52,8 @@ if __name__ == "__main__":
         order = json.loads(line)
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             if fork(order, out.fileno(), err.fileno()):
-                # Nothing here catches what it raises, SystemExit included: it ends as any program, exit handlers and all.
+                # Nothing catches what the program raises, not even SystemExit. So it ends as any program does, and its
+                # exit handlers run.
                 exec(compile(order["program"], "<program>", "exec"), vars(sys.modules["__main__"]))
                 sys.exit()
             print(json.dumps({"out": written(out), "err": written(err)}), flush=True)

@@ -88,16 +88,14 @@ def make_optimizer(kind: str, net: nn.Module) -> torch.optim.Optimizer:
 
 
 def make_loader(kind: str, ranks: int) -> Any:
-    """"stateful-0": no workers, augmented; "stateful-2": two workers; "plain": a DataLoader without state."""
+    """Kinds: "stateful-0" (no workers, augmented), "stateful-2" (two workers), "plain" (a DataLoader without state)."""
     if kind == "none":
         return None
     sampler: Any = None
     if kind == "plain":
         if ranks > 1:
             sampler = DistributedSampler(Samples(True), seed=5)
-        return DataLoader(
-            Samples(True), BATCH, shuffle=sampler is None, sampler=sampler, generator=torch.Generator()
-        )
+        return DataLoader(Samples(True), BATCH, shuffle=sampler is None, sampler=sampler, generator=torch.Generator())
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 

@@ -2,7 +2,7 @@
 
     python tests/python/resume_matrix.py [--kills N] [--seed S] [--only WORD ...] [--all]
 
-Prints one row for each case: loop, optimizer, loader, parallelism, when it saves, the step it was resumed from after each
+Prints one row for each case: loop, optimizer, loader, parallelism, when it saves, the step it resumed from after each
 kill, and whether it ended as a run that was left alone. Exit code 1 if one did not. With --serve it takes its orders
 from stdin, one JSON object a line (tests/python/test_loaders.py).
 
@@ -38,8 +38,8 @@ from resume_cases import BATCH, SAMPLES, Case, train
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # many small files: see scripts/soak.py
 STEPS = 2 * SAMPLES // BATCH + 2  # two epochs and a bit
 HEADER = (
-    f"{'loop':<10} | {'optimizer':<13} | {'loader':<10} | {'ranks':<6} | {'save':<5} | {'resumed from':<16} | seconds | "
-    "same bits"
+    f"{'loop':<10} | {'optimizer':<13} | {'loader':<10} | {'ranks':<6} | {'save':<5} | {'resumed from':<16} | "
+    "seconds | same bits"
 )
 LIBRARIES = {"stateful": "torchdata", "accelerate": "accelerate", "schedule-free": "schedulefree"}
 
@@ -160,7 +160,8 @@ def _lead_ranks(case: Case, path: Path, steps: int, tell: int, kill_at: int | No
             os._exit(0)
         children.append(pid)
     os.close(tell)
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # once all are forked: it has threads
+    # The store starts threads, so it is made after the last fork.
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(announce, f"{server.port:08d}".encode() * case.ranks)
     for pid in children:
         os.waitpid(pid, 0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from slackwater.adapters.torch_ranks import Meshes
-from slackwater.sharding import Seat
-from slackwater.tree import Flattener
+from slackwater.integrations.torch_ranks import Meshes
+from slackwater.ranks.sharding import RankInfo
+from slackwater.state.tree import Flattener
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -86,7 +86,7 @@ def tensors_of(**state: Any) -> dict[str, Any]:
             found[name] = tensor
             return {"$t": name}
 
-    flat = Collector(seat=Seat(dist.get_rank(), dist.get_world_size()))
+    flat = Collector(rank_info=RankInfo(dist.get_rank(), dist.get_world_size()))
     flat.flatten(state)
     return {**found, **dict(zip(flat.torch_names, flat.torch_tensors, strict=True))}
 
@@ -100,7 +100,7 @@ def gathered(**state: Any) -> State:
             result[name] = tensor.detach().clone()
             continue
         local = tensor.to_local().detach()
-        mine = [(box.offset, local[_slices(box.start, box.shape)].clone()) for box in meshes.where(tensor, name).boxes]
+        mine = [(box.offset, local[_slices(box.start, box.shape)].clone()) for box in meshes.locate(tensor, name).boxes]
         everybody: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everybody, mine)
         whole = torch.full(tuple(tensor.shape), float("nan"), dtype=tensor.dtype)

@@ -51,7 +51,8 @@ def fork_ranks(world: int) -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # ends with its parent
             os.environ |= torchrun_environment(rank, world, int(os.read(hear, 8)))
             return
-    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # once all are forked: it has threads
+    # The store starts threads, so it is made after the last fork.
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(tell, f"{server.port:08d}".encode() * world)
     os.wait()
     os._exit(1)

@@ -297,6 +297,8 @@ def test_errors_are_also_built_in_ones_and_can_be_pickled() -> None:
 
     error = pickle.loads(pickle.dumps(sw.NoSpaceError("full", path="/x", errno=28)))
     assert (str(error), error.path, error.filename, error.errno, error.retryable) == ("full", "/x", "/x", 28, False)
+    assert error.tensor == ""
+    assert pickle.loads(pickle.dumps(sw.TornError("torn", tensor="w"))).tensor == "w"
     for kind, built_in in {
         sw.UsageError: ValueError,
         sw.StorageError: OSError,

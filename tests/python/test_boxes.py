@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from slackwater import boxes
-from slackwater.adapters.torch_ranks import Meshes
-from slackwater.boxes import Box, Cut, local_boxes
-from slackwater.sharding import group_text
+from slackwater.integrations.torch_ranks import Meshes
+from slackwater.ranks import boxes
+from slackwater.ranks.boxes import Box, Cut, local_boxes
+from slackwater.ranks.sharding import group_text
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -69,7 +69,7 @@ def test_boxes_are_what_distribute_tensor_gives(mesh_shape: tuple[int, ...]) -> 
                 for rows in range(14):
                     whole = numbered(rows, 5)
                     tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
-                    where = meshes.where(tensor, "w")
+                    where = meshes.locate(tensor, "w")
                     check(tensor.to_local(), where.boxes, whole, (rank, placements, rows))
 
 
@@ -77,7 +77,7 @@ def test_dimensions_may_be_counted_from_the_end() -> None:
     assert local_boxes((5, 7), (2,), (1,), (Cut(-1),)) == local_boxes((5, 7), (2,), (1,), (Cut(1),))
     with rank_of(1, 2):
         tensor = distribute_tensor(numbered(5, 7), init_device_mesh("cpu", (2,)), [Shard(-1)], src_data_rank=None)
-        check(tensor.to_local(), Meshes(1, 2).where(tensor, "w").boxes, numbered(5, 7), "from the end")
+        check(tensor.to_local(), Meshes(1, 2).locate(tensor, "w").boxes, numbered(5, 7), "from the end")
 
 
 @pytest.mark.parametrize("split_factor", [2, 3, 4, 7])
@@ -87,7 +87,7 @@ def test_a_strided_dimension_alone_gives_several_boxes(split_factor: int) -> Non
             mesh, whole = init_device_mesh("cpu", (3,)), numbered(rows, 2)
             placement = _StridedShard(0, split_factor=split_factor)
             tensor = distribute_tensor(whole, mesh, [placement], src_data_rank=None)
-            check(tensor.to_local(), Meshes(rank, 3).where(tensor, "w").boxes, whole, (rank, rows))
+            check(tensor.to_local(), Meshes(rank, 3).locate(tensor, "w").boxes, whole, (rank, rows))
     assert len(local_boxes((12,), (3,), (1,), (Cut(0, 2),))) == 2
 
 
@@ -109,7 +109,7 @@ def test_boxes_are_what_fully_shard_gives_on_top_of_tensor_parallel(mesh_shape: 
             meshes = Meshes(rank, world)
             for parameter, whole in ((linear.weight, weight), (linear.bias, bias)):
                 assert isinstance(parameter, DTensor)
-                where = meshes.where(parameter, "w")
+                where = meshes.locate(parameter, "w")
                 check(parameter.to_local().detach().long(), where.boxes, whole, (rank, rows, parameter.placements))
 
 
@@ -152,7 +152,7 @@ def test_replicas_are_the_ranks_along_replicate_dimensions() -> None:
 
             def replicas(*placements: Any) -> Any:
                 tensor = distribute_tensor(numbered(6, 2), mesh, placements, src_data_rank=None)
-                return meshes.where(tensor, "w").replicas
+                return meshes.locate(tensor, "w").replicas
 
             assert replicas(Shard(0), Shard(1)) == ("", 0, 1)
             column, row = rank % 2, rank - rank % 2
@@ -167,9 +167,9 @@ def test_a_slice_of_a_mesh_in_replicated_is_repeated_along_the_rest() -> None:
             mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
             tensor = distribute_tensor(numbered(6, 2), mesh["tp"], [Shard(0)], src_data_rank=None)
             meshes = Meshes(rank, 4)
-            assert meshes.where(tensor, "w").replicas == ("", 0, 1)
+            assert meshes.locate(tensor, "w").replicas == ("", 0, 1)
             group = f"ranks {rank % 2}-{rank % 2 + 2} by 2"
-            assert meshes.where(tensor, "w", replicated=True).replicas == (group, rank // 2, 2)
+            assert meshes.locate(tensor, "w", replicated=True).replicas == (group, rank // 2, 2)
 
 
 def test_groups_have_one_name_whatever_the_order() -> None:
@@ -182,7 +182,7 @@ def test_partial_sums_are_refused_by_name() -> None:
     with rank_of(0, 2):
         tensor = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (2,)), [Partial()], run_check=False)
         with pytest.raises(sw.UnsupportedError, match=r"'optim\.sum'.*Partial.*redistribute"):
-            Meshes(0, 2).where(tensor, "optim.sum")
+            Meshes(0, 2).locate(tensor, "optim.sum")
 
 
 def test_a_local_tensor_of_another_size_is_refused_by_name() -> None:
@@ -193,7 +193,7 @@ def test_a_local_tensor_of_another_size_is_refused_by_name() -> None:
             placements = [_StridedShard(0, split_factor=2), Shard(0)]
             tensor = distribute_tensor(numbered(7, 2), init_device_mesh("cpu", (3, 2)), placements, src_data_rank=None)
             try:
-                check(tensor.to_local(), Meshes(rank, 6).where(tensor, "w").boxes, numbered(7, 2), rank)
+                check(tensor.to_local(), Meshes(rank, 6).locate(tensor, "w").boxes, numbered(7, 2), rank)
             except sw.UnsupportedError as error:
                 assert "'w'" in str(error) and "sw.Shard" in str(error)
                 refused += 1
@@ -204,7 +204,7 @@ def test_a_checkpointer_of_other_ranks_is_refused() -> None:
     with rank_of(1, 2):
         tensor = distribute_tensor(numbered(4), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
         with pytest.raises(sw.UsageError, match="rank 1 of 2, and this checkpointer is rank 0 of 1"):
-            Meshes(0, 1).where(tensor, "w")
+            Meshes(0, 1).locate(tensor, "w")
 
 
 def test_places_are_worked_out_once() -> None:
@@ -212,7 +212,7 @@ def test_places_are_worked_out_once() -> None:
         mesh = init_device_mesh("cpu", (2,))
         first, second = (distribute_tensor(numbered(4), mesh, [Shard(0)], src_data_rank=None) for _ in range(2))
         meshes = Meshes(0, 2)
-        assert meshes.where(first, "a") is meshes.where(second, "b")
+        assert meshes.locate(first, "a") is meshes.locate(second, "b")
 
 
 def test_boxes_that_leave_a_hole_or_overlap_do_not_fit() -> None:

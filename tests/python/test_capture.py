@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
-from slackwater.tree import Capturer, Flattener
+from slackwater.state.capture import Capturer
+from slackwater.state.tree import Flattener
 from support import Line, same, unsettled, wait_until
 from torch import nn
 
@@ -20,21 +21,19 @@ Make = Callable[..., sw.Checkpointer]
 MIB = 1 << 20
 
 
-def volatile_names(state: dict[str, Any]) -> set[str]:
+def at_once_names(ckpt: sw.Checkpointer, step: int, state: dict[str, Any]) -> set[str]:
+    """Of the tensors that the engine copies inside save()."""
     capture = Capturer(False).capture(state)
     flat = Flattener()
     flat.flatten(state)
     assert len(capture.structure) == len(capture.addresses)
-    return {
-        name
-        for name, flag in zip(
-            flat.torch_names + flat.array_names, flat.torch_volatile + flat.array_volatile, strict=True
-        )
-        if flag
-    }
+    snapshot = ckpt.save(step, state)
+    assert snapshot is not None
+    names = flat.torch_names + flat.array_names
+    return {names[index] for index in snapshot._core.at_once_tensors()}
 
 
-def test_what_is_captured_at_once() -> None:
+def test_what_is_captured_at_once(make: Make) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(2000))
     optim = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
     model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -47,7 +46,7 @@ def test_what_is_captured_at_once() -> None:
         "a": np.ones(512),
         "b": np.ones(513),
     }
-    assert volatile_names(state) == {
+    assert at_once_names(make(), 1, state) == {
         "m.1.running_mean",
         "m.1.running_var",
         "m.1.num_batches_tracked",
@@ -57,10 +56,20 @@ def test_what_is_captured_at_once() -> None:
     }
 
 
-def test_buffers_of_hooked_modules_are_known_too() -> None:
+def test_buffers_of_hooked_modules_are_known_too(make: Make) -> None:
     model = nn.BatchNorm1d(2000)
     model.register_state_dict_post_hook(lambda *_: None)
-    assert volatile_names({"m": model}) == {"m.running_mean", "m.running_var", "m.num_batches_tracked"}
+    assert at_once_names(make(), 1, {"m": model}) == {"m.running_mean", "m.running_var", "m.num_batches_tracked"}
+
+
+def test_parameter_that_became_a_buffer_is_captured_at_once(make: Make) -> None:
+    module = nn.Module()
+    module.x = nn.Parameter(torch.zeros(5000))
+    ckpt = make()
+    assert at_once_names(ckpt, 1, {"m": module}) == set()
+    del module.x
+    module.register_buffer("x", torch.zeros(5000))
+    assert at_once_names(ckpt, 2, {"m": module}) == {"m.x"}
 
 
 def test_buffers_may_change_before_the_fence(make: Make, path: Path) -> None:
@@ -93,6 +102,7 @@ def test_change_before_the_fence_is_noticed_by_version(make: Make, path: Path) -
     snapshot = tear(ckpt, lambda t: t[:10].add_(1))
     assert isinstance(snapshot.error, sw.TornError)
     assert "'w'" in str(snapshot.error)
+    assert snapshot.error.tensor == "w"
     assert "fence" in str(snapshot.error)
     assert snapshot.step not in ckpt.steps()
 
@@ -146,24 +156,36 @@ def test_large_buffer_changed_before_the_fence_is_torn_once_and_then_saved_right
     assert sw.load(path, 2)["m"]["large"][12_345] == 1
 
 
-def test_volatile_tensors_beyond_the_room_for_early_copies_have_their_versions_compared() -> None:
+def test_volatile_tensors_beyond_the_room_for_early_copies_have_their_versions_compared(make: Make) -> None:
     module = nn.Module()
     for index in range(4):
-        module.register_buffer(f"b{index}", torch.empty(6 * MIB))
+        module.register_buffer(f"b{index}", torch.zeros(6 * MIB))
     module.register_buffer("small", torch.empty(1))
-    capturer = Capturer(False)
-    assert capturer.capture({"m": module}).names == ["m.b2", "m.b3"]
-    module.weight = nn.Parameter(torch.empty(6 * MIB))
-    assert capturer.capture({"m": module}).names == ["m.weight", "m.b2", "m.b3"]
-    capturer.torn.learn(["m.b3"])
-    assert capturer.capture({"m": module}).names == ["m.weight"], "all buffers, and no parameter"
+    ckpt = make(pool="4MiB", keep=0)
+
+    def compared_at(step: int, change: Callable[[], Any] = lambda: None) -> tuple[list[str], sw.Snapshot]:
+        with unsettled():
+            snapshot = ckpt.save(step, {"m": module})
+            assert snapshot is not None and snapshot._capture is not None
+            names = [snapshot._capture.names[index] for index in snapshot._late(snapshot._capture)]
+            change()
+        return names, snapshot
+
+    names, snapshot = compared_at(1)
+    assert names == ["m.b2", "m.b3"]
+    snapshot.wait(timeout=60)
+    module.weight = nn.Parameter(torch.zeros(6 * MIB))
+    names, snapshot = compared_at(2, lambda: module.b3.add_(1))
+    assert names == ["m.weight", "m.b2", "m.b3"]
+    with pytest.raises(sw.TornError, match=r"'m\.b3'"):
+        snapshot.wait(timeout=60)
+    assert compared_at(3)[0] == ["m.weight"], "all buffers, and no parameter"
 
 
 def test_what_the_engine_found_torn_is_known_to_the_next_capture(make: Make) -> None:
     ckpt = make(pool="2MiB")
     tear(ckpt, lambda t: t.data.fill_(1))
-    ckpt.save(1000, {"w": torch.zeros(1)})
-    assert ckpt._session._capturer.torn.flags(["w", "x"], [False, False]) == [True, False]
+    assert at_once_names(ckpt, 1000, {"w": torch.zeros(5000), "x": torch.zeros(5000)}) == {"w"}
 
 
 class Average:
@@ -205,8 +227,11 @@ def test_one_torn_snapshot_teaches_the_whole_object(as_object: bool, make: Make,
         shadow = loaded["shadow"] if as_object else loaded
         assert all((tensor == before).all() for tensor in shadow.values()), "the bytes of the moment of save()"
     assert lost == [1]
-    lazy = ckpt._session._capturer.capture({"model": model, "ema": average if as_object else average.shadow}).names
-    assert lazy == ["model.weight", "model.bias"], "what was never torn is still captured lazily"
+    with unsettled():
+        last = ckpt.save(9, {"model": model, "ema": average if as_object else average.shadow})
+        assert last is not None and last._capture is not None
+        late = [last._capture.names[index] for index in last._late(last._capture)]
+    assert late == ["model.weight", "model.bias"], "what was never torn is still captured later"
 
 
 def test_one_torn_tensor_teaches_its_whole_object(make: Make) -> None:
@@ -361,7 +386,7 @@ KEYS: dict[str, list[dict[Any, Any]]] = {
 
 @pytest.mark.parametrize("shapes", KEYS.values(), ids=KEYS)
 def test_keys_of_another_type_or_order_under_the_same_name(shapes: list[Any], make: Make, path: Path) -> None:
-    """Dicts of tensors are named and encoded once, and then recognised by their keys: equal keys need not be the same."""
+    """A dict of tensors is encoded once and then recognised by its keys. Equal keys need not be identical."""
 
     def filled(shape: Any, step: int) -> Any:
         if isinstance(shape, dict):
@@ -417,19 +442,21 @@ def test_copy_of_an_array_is_held_until_it_is_read(make: Make, path: Path) -> No
     assert len(disturbing) == 8
 
 
-def test_what_stands_behind_an_optimizer_is_volatile_as_before() -> None:
+def test_what_stands_behind_an_optimizer_is_volatile_as_before(make: Make) -> None:
     model = nn.Linear(4, 4)
     optim = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1))
     model(torch.ones(1, 4)).sum().backward()
     optim.step()
     optim.param_groups[0]["schedule"] = torch.zeros(5000)
-    flat = Flattener()
-    flat.flatten({"a": torch.zeros(3), "optim": optim, "z": torch.zeros(3), "d": {"x": torch.zeros(3)}})
-    volatile = dict(zip(flat.torch_names, flat.torch_volatile, strict=True))
-    assert volatile["a"] and volatile["z"] and volatile["d.x"]
-    # A scheduler changes these with no optimizer step in between, however large they are.
-    assert volatile["optim.param_groups.0.lr"] and volatile["optim.param_groups.0.schedule"]
-    assert not volatile["optim.state.0.exp_avg"]
+    state = {"a": torch.zeros(3), "optim": optim, "z": torch.zeros(3), "d": {"x": torch.zeros(3)}}
+    assert at_once_names(make(), 1, state) == {
+        "a",
+        "z",
+        "d.x",
+        # A scheduler changes these with no optimizer step in between, however large they are.
+        "optim.param_groups.0.lr",
+        "optim.param_groups.0.schedule",
+    }
 
 
 def test_torn_array_is_captured_at_once_from_then_on(make: Make, path: Path) -> None:

@@ -1,7 +1,7 @@
 """close() beside everything else: other threads, signal handlers, the end of the program.
 
-The rule (docs/threading.md): what save() returned a snapshot for is committed, or named by close(); a save() that comes too
-late raises ClosedError; nothing crashes. tests/unit/engine/close_test.cpp forces the schedules inside the engine.
+The rule (docs/threading.md): every snapshot that save() returned is committed or named by close(). A save() that comes
+too late raises ClosedError. Nothing crashes. tests/unit/engine/close_test.cpp forces the schedules inside the engine.
 """
 
 from __future__ import annotations
@@ -278,13 +278,13 @@ def test_plan_of_a_restore_that_closes(make: Make, path: Path, monkeypatch: pyte
     tensor = torch.arange(1_000_000)
     ckpt.save(1, {"t": tensor})
     ckpt.wait()
-    targets = checkpointer.Placement.targets
+    targets = checkpointer.RestorePlan.targets
 
     def closing(self: Any) -> list[Any]:
         ckpt.close()
         return targets(self)
 
-    monkeypatch.setattr(checkpointer.Placement, "targets", closing)
+    monkeypatch.setattr(checkpointer.RestorePlan, "targets", closing)
     state = {"t": torch.zeros(1_000_000, dtype=torch.int64)}
     try:
         assert ckpt.restore(state) == 1
@@ -373,7 +373,14 @@ def test_handles_of_snapshots_after_close(make: Make) -> None:
     assert snapshot.stats.committed_seconds > 0
     assert "committed" in repr(snapshot)
     assert ckpt.stats.snapshots_committed == 1
-    for call in (ckpt.fence, ckpt.wait, ckpt.steps, lambda: ckpt.pin(1), lambda: ckpt.delete(1), lambda: ckpt.restore({})):
+    for call in (
+        ckpt.fence,
+        ckpt.wait,
+        ckpt.steps,
+        lambda: ckpt.pin(1),
+        lambda: ckpt.delete(1),
+        lambda: ckpt.restore({}),
+    ):
         with pytest.raises(sw.ClosedError):
             call()
 

@@ -22,7 +22,7 @@ import pytest
 import slackwater as sw
 import torch
 from hypothesis import given
-from slackwater import codec, decoder
+from slackwater.state import codec, decoder
 
 
 class Colour(enum.Enum):
@@ -282,6 +282,24 @@ def test_malformed_tree_is_damage(text: str) -> None:
 def test_tree_of_a_newer_format_is_refused() -> None:
     with pytest.raises(sw.UnsupportedError, match="format 2"):
         decoder.load_tree('{"slackwater_tree":2,"state":{}}')
+
+
+@pytest.mark.parametrize(
+    ("state", "values"),
+    [
+        ({"n": [1, {"x": '}"'}], "é\n": None, "t": (1,)}, {"n", "é\n", "t"}),
+        ({}, set()),
+        ({1: 2, "a": 3}, set()),  # no JSON object: it is compared as a whole
+        ({"$": 1}, set()),
+    ],
+)
+def test_values_at_the_top_are_given_beside_the_tree(state: dict[Any, Any], values: set[str]) -> None:
+    node = codec.Encoder().encode(state, "")
+    tree, texts = codec.dump_tree_and_values(node)
+    assert tree == codec.dump_tree(node)
+    assert set(texts) == values
+    for key, text in texts.items():
+        assert json.loads(text) == node[key]
 
 
 def test_classes_are_never_imported_by_decoding() -> None:

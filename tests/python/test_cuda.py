@@ -14,9 +14,9 @@ import pytest
 import slackwater as sw
 import torch
 from conftest import SMALL
-from cuda_sim import LIBRARY, DeviceArray, OldDeviceArray, Sim, TorchCuda, TorchStream
-from slackwater import streams
-from slackwater.adapters import torch_state
+from cuda_sim import LIBRARY, DeviceArray, OldDeviceArray, Sim, TorchCuda, TorchGraph, TorchStream
+from slackwater.integrations import streams, torch_state
+from slackwater.integrations.graph_fences import graph_fences
 from support import python, same, unsettled
 
 Make = Callable[..., sw.Checkpointer]
@@ -64,7 +64,13 @@ def torch_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, int]], Torc
 
     def install(current: dict[int, int]) -> TorchCuda:
         stub = TorchCuda(current)
-        for name in ("is_initialized", "device_count", "current_stream"):
+        for name in (
+            "is_initialized",
+            "device_count",
+            "current_device",
+            "current_stream",
+            "is_current_stream_capturing",
+        ):
             monkeypatch.setattr(torch.cuda, name, getattr(stub, name))
         return stub
 
@@ -368,7 +374,7 @@ def test_wait_for_fenced_returns_before_a_byte_has_left(cuda: Make, sim: Sim) ->
     assert 0 < stats.fenced_seconds < stats.staged_seconds < stats.committed_seconds
 
 
-def test_small_arrays_are_duplicated_on_the_device_inside_save(cuda: Make, sim: Sim, path: Path) -> None:
+def test_small_arrays_are_copied_in_stream_order_inside_save(cuda: Make, sim: Sim, path: Path) -> None:
     stream = sim.stream()
     counter = DeviceArray(sim, (256,))
     before = counter.updated()
@@ -376,14 +382,14 @@ def test_small_arrays_are_duplicated_on_the_device_inside_save(cuda: Make, sim: 
     counter.update(stream, seconds=0.02)
     with sim.copies_stalled():
         snapshot = ckpt.save(1, {"w": counter}, after=[(0, stream)])
-        counter.update(stream)  # no fence: forward changes it
-        sim.synchronize(stream)
+        counter.update(stream)  # no fence: forward changes it, on the device behind the copy; the CPU goes on
+    sim.synchronize(stream)
     ckpt.wait()
     assert saved(path, 1) == before
     assert snapshot.stats.at_once_bytes == 1024
 
 
-def test_small_arrays_are_duplicated_behind_whichever_stream_produces_them(cuda: Make, sim: Sim, path: Path) -> None:
+def test_small_arrays_are_copied_behind_whichever_stream_produces_them(cuda: Make, sim: Sim, path: Path) -> None:
     first, second = sim.stream(), sim.stream()
     counter = DeviceArray(sim, (256,))
     before = counter.updated()
@@ -454,7 +460,126 @@ def test_a_step_inside_a_graph_capture_is_left_alone(
     assert snapshot.stats.host_fences == 0
 
 
+class Graphs:
+    """torch works with CUDA on one stream, on which graphs are captured and replayed."""
+
+    def __init__(self, sim: Sim, torch_on: Callable[[dict[int, int]], TorchCuda], patch: pytest.MonkeyPatch) -> None:
+        self.stream = sim.stream()
+        self.recording = False
+        self.graph_class = type("CUDAGraph", (TorchGraph,), {"sim": sim, "stream": self.stream})
+        torch_on({0: self.stream})
+        patch.setattr(torch.cuda, "CUDAGraph", self.graph_class)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.recording)
+        parameter = torch.nn.Parameter(torch.ones(3))
+        parameter.grad = torch.ones(3)
+        self.optim = torch.optim.SGD([parameter], lr=0.1)
+
+    def capture(self, *updated: DeviceArray, step: bool = True) -> Any:
+        """A graph that updates these arrays, with an optimizer step or without."""
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        self.recording = True
+        if step:
+            self.optim.step()
+        graph.recorded = list(updated)  # type: ignore[attr-defined]
+        self.recording = False
+        graph.capture_end()
+        return graph
+
+
+@pytest.fixture
+def graphs(
+    sim: Sim, torch_on: Callable[[dict[int, int]], TorchCuda], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Graphs]:
+    monkeypatch.setattr(graph_fences, "_warned", False)
+    yield Graphs(sim, torch_on, monkeypatch)
+
+
+def test_replay_of_a_captured_step_is_fenced(cuda: Make, sim: Sim, path: Path, graphs: Graphs) -> None:
+    array = DeviceArray(sim, (WORDS,))
+    ckpt = cuda()
+    graph = graphs.capture(array)  # before the first save
+    for step in (1, 2):
+        before = array.raw()
+        with sim.copies_stalled():
+            snapshot = ckpt.save(step, {"w": array})
+            graph.replay()
+        ckpt.wait()
+        sim.synchronize(graphs.stream)
+        assert saved(path, step) == before
+        assert array.raw() != before
+        assert (snapshot.stats.device_fences, snapshot.stats.host_fences) == (1, 0)
+    assert graph.replays == 2
+
+
+def test_graph_without_a_step_is_not_fenced(cuda: Make, sim: Sim, graphs: Graphs) -> None:
+    array = DeviceArray(sim, (WORDS,))
+    ckpt = cuda()
+    forward = graphs.capture(step=False)
+    with sim.copies_stalled():
+        snapshot = ckpt.save(1, {"w": array})
+        forward.replay()
+    ckpt.wait()
+    assert forward.replays == 1
+    assert (snapshot.stats.device_fences, snapshot.stats.host_fences) == (0, 0)
+
+
+def test_graph_that_is_captured_again_without_its_step_is_not_fenced(cuda: Make, sim: Sim, graphs: Graphs) -> None:
+    array = DeviceArray(sim, (WORDS,))
+    ckpt = cuda()
+    graph = graphs.capture()
+    graph.capture_begin()
+    graph.capture_end()
+    snapshot = ckpt.save(1, {"w": array})
+    graph.replay()
+    ckpt.wait()
+    assert snapshot.stats.device_fences == 0
+
+
+def test_captured_step_is_warned_about_once(
+    cuda: Make, graphs: Graphs, caplog: pytest.LogCaptureFixture, sim: Sim
+) -> None:
+    cuda()
+    graphs.capture()
+    graphs.capture()
+    warnings = [record.message for record in caplog.records if "CUDA graph" in record.message]
+    assert len(warnings) == 1
+    assert "captured in a CUDA graph: CUDAGraph.replay() waits for the copies" in warnings[0]
+
+
+def test_capture_that_began_before_the_checkpointer_asks_for_a_fence(
+    cuda: Make, graphs: Graphs, caplog: pytest.LogCaptureFixture, sim: Sim
+) -> None:
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    cuda()
+    graphs.recording = True
+    graphs.optim.step()
+    graphs.recording = False
+    graph.capture_end()
+    assert "so its replays are not fenced: call fence() on the checkpointer before each replay" in caplog.text
+
+
+def test_graphs_are_left_alone_once_the_last_checkpointer_is_closed(sim: Sim, path: Path, graphs: Graphs) -> None:
+    methods = ("capture_begin", "capture_end", "replay")
+    before = [getattr(graphs.graph_class, name) for name in methods]
+    first = sw.Checkpointer(path / "a", **SMALL, cuda_driver=LIBRARY)
+    second = sw.Checkpointer(path / "b", **SMALL, cuda_driver=LIBRARY)
+    first.close()
+    assert all(getattr(graphs.graph_class, name) is not was for name, was in zip(methods, before, strict=True))
+    second.close()
+    assert [getattr(graphs.graph_class, name) for name in methods] == before
+
+
 # Trouble
+
+
+def test_amd_gpus_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    on_device = OnCuda(torch.ones(3))
+    for call in (lambda: torch_state.capture([on_device], ["w"]), lambda: torch_state.memory_of(on_device, "w")):
+        with pytest.raises(sw.UnsupportedError, match="'w' is on an AMD GPU .* AMD GPUs are not supported yet"):
+            call()  # type: ignore[no-untyped-call]
 
 
 def test_missing_driver_is_an_error_only_for_a_state_on_a_device(cuda: Make, sim: Sim) -> None:
@@ -597,6 +722,7 @@ def test_producers_are_the_current_streams_and_the_default_one_where_arrays_are_
     torch_on({0: 11, 1: 0, 2: 13})
     assert streams.producers([0, 1], []) == [(0, 11), (1, 0)]
     assert streams.producers([0, 1], [0, 1]) == [(0, 11), (1, 0), (0, 0)]
+    assert streams.producers([], []) == [(0, 11)]  # it may be filling pinned host tensors
     assert streams.all_producers() == [(0, 11), (1, 0), (2, 13), (0, 0), (2, 0)]
 
 
@@ -604,7 +730,7 @@ def test_torch_without_cuda_is_not_asked_for_streams(monkeypatch: pytest.MonkeyP
     def refuse(*_: Any) -> None:
         raise AssertionError("torch was asked to use CUDA")
 
-    for name in ("current_stream", "device_count", "_lazy_init"):
+    for name in ("current_stream", "current_device", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, refuse)
     assert streams.current_streams([0]) == []
     assert streams.producers([0], [0]) == [(0, 0)]
@@ -615,7 +741,7 @@ def test_host_states_leave_torch_cuda_alone(make: Make, monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise AssertionError("torch was asked to use CUDA")
 
-    for name in ("current_stream", "device_count", "_lazy_init"):
+    for name in ("current_stream", "current_device", "device_count", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, refuse)
     model = torch.nn.Linear(30, 30)
     optim = torch.optim.Adam(model.parameters())
@@ -689,6 +815,16 @@ def test_scattered_tensors_on_a_device_are_packed_there_within_a_bound(monkeypat
     assert packed[2] is other  # no room left
     assert packed[3] is plain
     assert packed[4] is host
+
+
+def test_scattered_tensors_stay_as_they_are_where_the_device_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(OnCuda, "contiguous", refuse, raising=False)
+    scattered = OnCuda(torch.randn(64, 64).t())
+    packed = torch_state._pack_scattered([scattered])  # type: ignore[list-item]
+    assert packed[0] is scattered
 
 
 def test_nothing_is_computed_on_the_current_stream_when_others_are_named() -> None:

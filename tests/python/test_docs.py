@@ -239,7 +239,9 @@ EXACT = [  # blocks of the guide that resume exactly: page, number of the block,
 
 
 @pytest.mark.parametrize(("page", "number", "name"), EXACT, ids=lambda value: str(value))
-def test_killed_block_of_the_guide_ends_with_the_same_bits(page: str, number: int, name: str, follower: Follower) -> None:
+def test_killed_block_of_the_guide_ends_with_the_same_bits(
+    page: str, number: int, name: str, follower: Follower
+) -> None:
     """Killed with SIGKILL at step 10, which is the last of an epoch on the page about loaders, and at step 13."""
     block = [block for block in blocks_of(ROOT / "docs/guide" / f"{page}.md") if block.language == "python"][number]
     script = follower.directory / "block.py"

@@ -194,7 +194,7 @@ def test_numbers_in_metadata_come_back_as_they_were(make: Make, path: Path) -> N
     assert list(found) == sorted(NUMBERS, key=lambda name: name.encode())
     for name, value in NUMBERS.items():
         assert type(found[name]) is type(value), name
-        assert found[name] == value or name == "nan" and math.isnan(found[name]), name
+        assert found[name] == value or (name == "nan" and math.isnan(found[name])), name
 
 
 def test_metadata_is_text_in_the_file_for_other_readers(make: Make, path: Path) -> None:

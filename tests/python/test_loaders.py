@@ -50,7 +50,9 @@ def alone(ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., d
     return ends
 
 
-@pytest.mark.parametrize(("save", "kill_at"), [("step", 3), ("step", 5), ("epoch", 5)], ids=["within", "last", "between"])
+@pytest.mark.parametrize(
+    ("save", "kill_at"), [("step", 3), ("step", 5), ("epoch", 5)], ids=["within", "last", "between"]
+)
 @pytest.mark.parametrize(
     ("loop", "loader"),
     [("plain", "stateful-0"), ("plain", "stateful-2"), ("plain", "plain"), ("accelerate", "stateful-0")],

@@ -11,7 +11,7 @@ from pathlib import Path
 from support import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = "python/slackwater/names.py"
+SOURCE = "python/slackwater/state/names.py"
 TEST = "tests/python/test_names.py::test_dotted_key_beside_a_nested_one_is_escaped"
 
 

@@ -10,8 +10,8 @@ import pytest
 import slackwater as sw
 import torch
 from hypothesis import given
-from slackwater import names
-from slackwater.tree import Flattener
+from slackwater.state import names
+from slackwater.state.tree import Flattener
 
 T = np.zeros(1)
 

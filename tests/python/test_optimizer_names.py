@@ -13,7 +13,8 @@ import pytest
 import slackwater as sw
 import torch
 from rank_processes import run_ranks
-from slackwater import _core, parameters
+from slackwater import _core
+from slackwater.state import parameters
 from support import same
 from torch import nn
 
@@ -302,7 +303,9 @@ def test_parameters_that_nothing_names_are_warned_about(
         model = nn.ParameterList(alone((2, 3), (4,), (2, 3)).param_groups[0]["params"])
         make().restore({"model": model, "optim": torch.optim.AdamW(model.parameters())}, only="optim")
     [record] = caplog.records
-    assert "'optim' was saved without the names of 3 parameters, so they are matched by their order" in record.getMessage()
+    assert (
+        "'optim' was saved without the names of 3 parameters, so they are matched by their order" in record.getMessage()
+    )
 
 
 def test_shapes_that_differ_are_enough_to_match_by(
@@ -579,7 +582,7 @@ def test_parameters_of_no_module_are_matched_in_order(save_once: SaveOnce, make:
 
 def without_names(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint as an older release has saved it."""
-    from slackwater import decoder
+    from slackwater.state import decoder
 
     real = decoder.load_tree
 
@@ -630,7 +633,7 @@ def test_names_and_shapes_are_in_the_tree(save_once: SaveOnce) -> None:
 def test_malformed_names_are_damage(
     parameters: Any, path: Path, save_once: SaveOnce, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slackwater import decoder
+    from slackwater.state import decoder
 
     saved_net(save_once, "a", "b")
     real = decoder.load_tree
@@ -792,7 +795,7 @@ def test_another_class_of_optimizer_is_an_error_under_strict(other: Any, save_on
     text = rf"saved from .*AdamW.*\.{other.__name__}; exclude='optim' starts it anew"
     with pytest.raises(sw.MismatchError, match=text) as caught:
         make().restore({"model": model, "optim": optim})
-    assert ("strict=False" in str(caught.value)) == (other is torch.optim.Adam), "it must not hint at what does not help"
+    assert ("strict=False" in str(caught.value)) == (other is torch.optim.Adam), "a hint must help"
     assert same(model.state_dict(), before)
     assert optim.param_groups[0]["lr"] == 0.5 and not optim.state
 

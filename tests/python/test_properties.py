@@ -23,8 +23,8 @@ import pytest
 import slackwater as sw
 import torch
 from hypothesis import HealthCheck, given, settings
-from slackwater import codec, decoder, names
-from slackwater.placement import Placement
+from slackwater.restore.restore_plan import RestorePlan
+from slackwater.state import codec, decoder, names
 from support import same
 
 STEADY = settings(
@@ -206,12 +206,14 @@ def decode_or_refuse(text: str | bytes) -> None:
         assert len(str(error)) < 5000
     contents: Any = types.SimpleNamespace(
         tree=text, version=types.SimpleNamespace(step=1, world=1),
-        tensors=[types.SimpleNamespace(name="w", shape=(2,), dtype="float32", size_bytes=8, alias_of="", is_global=False)],
+        tensors=[
+            types.SimpleNamespace(name="w", shape=(2,), dtype="float32", size_bytes=8, alias_of="", is_global=False),
+        ],
     )  # fmt: skip
     model = torch.nn.Linear(1, 1, bias=False)
     target = {"x": 0, "v": [torch.zeros(2)], "m": model, "o": torch.optim.SGD(model.parameters(), lr=0.1)}
     try:
-        Placement(target, contents, strict=False, cast=False, selected=names.Pattern(None), allow_pickle=False)
+        RestorePlan(target, contents, strict=False, cast=False, selected=names.Pattern(None), allow_pickle=False)
     except sw.Error as error:
         assert len(str(error)) < 5000
 

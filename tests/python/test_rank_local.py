@@ -9,7 +9,7 @@ import pytest
 import slackwater as sw
 import torch
 from rank_processes import run_ranks
-from slackwater.rank_local import RankLocal, kind_of_lost
+from slackwater.restore.rank_local import RankLocal, kind_of_lost
 from support import need
 from torch import nn
 
@@ -129,7 +129,7 @@ class Scaled(torch.optim.SGD):
 
 
 def test_wrapper_with_state_of_its_own_is_not_unwrapped() -> None:
-    from slackwater.adapters.torch_state import inner_optimizer
+    from slackwater.integrations.torch_state import inner_optimizer
 
     inner = torch.optim.SGD([nn.Parameter(torch.ones(2))])
     wrapper = Scaled(inner)

@@ -18,8 +18,9 @@ import slackwater as sw
 import torch
 import torch.distributed as dist
 from rank_processes import run_ranks
-from slackwater import _core, ranks
-from slackwater.ranks import StoreThread, find_ranks
+from slackwater import _core
+from slackwater.ranks import transport
+from slackwater.ranks.transport import StoreThread, find_ranks
 from slackwater.session import Session
 from support import wait_until
 
@@ -263,7 +264,9 @@ def test_exception_of_the_store_is_an_error_of_the_step(pair: Open, store: DictS
         snapshot.wait(timeout=60)
     store.trouble = ConnectionResetError("the job is going down\nand here is how")
     for snapshot in save(sessions, 2):
-        with pytest.raises(sw.Error, match="the job's store failed; the process that holds it may have ended: the job is going down"):
+        with pytest.raises(
+            sw.Error, match="the job's store failed; the process that holds it may have ended: the job is going down"
+        ):
             snapshot.wait(timeout=60)
     store.trouble = None
     for snapshot in save(sessions, 3):
@@ -271,11 +274,9 @@ def test_exception_of_the_store_is_an_error_of_the_step(pair: Open, store: DictS
     assert [version.step for version in sessions[1].engine.versions()] == [1, 3]
 
 
-def test_store_that_hangs_holds_nobody_up(
-    pair: Open, store: DictStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranks, "_STORE_SECONDS", 0.2)
-    monkeypatch.setattr(ranks, "_JOIN_SECONDS", 0.1)
+def test_store_that_hangs_holds_nobody_up(pair: Open, store: DictStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_STORE_SECONDS", 0.2)
+    monkeypatch.setattr(transport, "_JOIN_SECONDS", 0.1)
     sessions = pair(commit_timeout="1")
     step = save_until_well(sessions)
     store.hang = threading.Event()
@@ -364,17 +365,17 @@ def job(store: Any, rank: int = 1, world: int = 4) -> Any:
 
 
 def test_alone_without_any_sign_of_others(environment: Callable[..., None]) -> None:
-    assert find_ranks("auto", None, None) == ranks.Ranks(None, None, None)
+    assert find_ranks("auto", None, None) == transport.Ranks(None, None, None)
 
 
 def test_environment_of_torchrun(environment: Callable[..., None]) -> None:
     environment(RANK="3", WORLD_SIZE="8", LOCAL_WORLD_SIZE="4")
-    assert find_ranks("auto", None, None) == ranks.Ranks(3, 8, 4)
-    assert find_ranks("auto", 0, 2, 1) == ranks.Ranks(0, 2, 1)
+    assert find_ranks("auto", None, None) == transport.Ranks(3, 8, 4)
+    assert find_ranks("auto", 0, 2, 1) == transport.Ranks(0, 2, 1)
     environment(RANK="eight")
-    assert find_ranks("auto", None, None) == ranks.Ranks(None, None, 4)
+    assert find_ranks("auto", None, None) == transport.Ranks(None, None, 4)
     environment(RANK="8")
-    assert find_ranks("auto", None, None) == ranks.Ranks(None, None, 4)
+    assert find_ranks("auto", None, None) == transport.Ranks(None, None, 4)
 
 
 def test_torch_wins_over_the_environment_and_the_caller_over_both(
@@ -382,7 +383,7 @@ def test_torch_wins_over_the_environment_and_the_caller_over_both(
 ) -> None:
     environment(RANK="0", WORLD_SIZE="2")
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(ranks, "_distributed", lambda: job(dist.PrefixStore("job", server)))
+    monkeypatch.setattr(transport, "_distributed", lambda: job(dist.PrefixStore("job", server)))
     found = find_ranks("auto", None, None)
     assert (found.rank, found.world) == (1, 4)
     found.store.set("ours", b"1")
@@ -390,7 +391,7 @@ def test_torch_wins_over_the_environment_and_the_caller_over_both(
     assert found.store.timeout < server.timeout  # a client of its own
     assert find_ranks("auto", 0, 2).store is None
     assert find_ranks("torch", 0, 2).store is not None
-    assert find_ranks("directory", None, None) == ranks.Ranks(1, 4, None)
+    assert find_ranks("directory", None, None) == transport.Ranks(1, 4, None)
 
 
 def test_stores_without_a_second_client_give_way_to_the_directory(
@@ -401,9 +402,9 @@ def test_stores_without_a_second_client_give_way_to_the_directory(
 ) -> None:
     for store in (dist.HashStore(), dist.PrefixStore("p", dist.FileStore(str(tmp_path / "f"), 1)), object()):
         caplog.clear()
-        monkeypatch.setattr(ranks, "_distributed", lambda store=store: job(store))
+        monkeypatch.setattr(transport, "_distributed", lambda store=store: job(store))
         with caplog.at_level(logging.WARNING, "slackwater"):
-            assert find_ranks("auto", None, None) == ranks.Ranks(1, 4, None)
+            assert find_ranks("auto", None, None) == transport.Ranks(1, 4, None)
         assert len(caplog.records) == 1
         with pytest.raises(sw.UsageError, match="no second client"):
             find_ranks("torch", None, None)
@@ -422,9 +423,9 @@ def test_keys_that_are_not_there_yet_are_not_waited_for() -> None:
     """Many keys are asked for at once, but only once all are there: the store would wait for the others."""
     store = dist.HashStore()
     store.set_timeout(datetime.timedelta(milliseconds=200))
-    keys = [f"key-{number}" for number in range(ranks._MANY_KEYS)]
+    keys = [f"key-{number}" for number in range(transport._MANY_KEYS)]
     for key in keys[:-1]:
         store.set(key, b"here")
-    assert ranks._call(store, "get", keys, b"") == [b"here"] * (len(keys) - 1) + [None]
+    assert transport._call(store, "get", keys, b"") == [b"here"] * (len(keys) - 1) + [None]
     store.set(keys[-1], b"late")
-    assert ranks._call(store, "get", keys, b"")[-1] == b"late"
+    assert transport._call(store, "get", keys, b"")[-1] == b"late"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 import torch
-from slackwater.rename import Renaming
+from slackwater.restore.rename import Renaming
 from support import same
 from test_optimizer_names import Net, adam, make, moments, step  # noqa: F401
 from torch import nn
@@ -56,7 +56,11 @@ def saved_model(save_once: SaveOnce, *layers: str, **more: Any) -> dict[str, tor
 
 
 @pytest.mark.parametrize("rule", [{"model": "net"}, {"model.*": "net.*"}])
-def test_a_model_under_another_key_brings_its_moments(rule: dict[str, str], save_once: SaveOnce, make: Make) -> None:  # noqa: F811
+def test_a_model_under_another_key_brings_its_moments(
+    rule: dict[str, str],
+    save_once: SaveOnce,
+    make: Make,  # noqa: F811
+) -> None:
     saved = saved_model(save_once, "a", "b")
     net = Net("b", "a")
     optim = adam(net)

@@ -383,8 +383,9 @@ def test_cast_converts_dtypes(save_once: SaveOnce, make: Make) -> None:
 
 def test_cast_goes_through_little_memory(save_once: SaveOnce, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater import reader
+    from slackwater.restore import converted
 
-    monkeypatch.setattr(reader, "_COPY_BYTES", 5000)
+    monkeypatch.setattr(converted, "_COPY_BYTES", 5000)
     sizes: list[int] = []
     read = reader.Reader._read
     monkeypatch.setattr(reader.Reader, "_read", lambda self, batch: (sizes.append(len(batch)), read(self, batch))[1])
@@ -685,14 +686,14 @@ def test_storage_that_fails_while_casting_is_not_taken_for_damage(
     kind: type[sw.Error], path: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another try may find the bytes whole: no older checkpoint is used instead."""
-    from slackwater import checkpointer
+    from slackwater.restore import restorer
 
     two_steps(make)
 
     def failing(*arguments: Any) -> None:
         raise kind("the disk does not answer", errno=5)
 
-    monkeypatch.setattr(checkpointer, "read_copies", failing)
+    monkeypatch.setattr(restorer, "read_copies", failing)
     ckpt = make()
     with pytest.raises(kind, match="does not answer"):
         ckpt.restore({"t": torch.zeros(1000, dtype=torch.float64), "n": 0}, cast=True)
@@ -748,19 +749,19 @@ def test_empty_tensors_are_each_checked(save_once: SaveOnce, make: Make) -> None
 
 
 def _placed(ckpt: sw.Checkpointer, state: dict[str, Any]) -> list[Any]:
-    from slackwater.names import Pattern
-    from slackwater.placement import Placement
+    from slackwater.restore.restore_plan import RestorePlan
+    from slackwater.state.names import Pattern
 
     contents = _core.Checkpoint.open(ckpt.path).contents()
-    return Placement(state, contents, strict=True, cast=False, selected=Pattern(), allow_pickle=False).targets()
+    return RestorePlan(state, contents, strict=True, cast=False, selected=Pattern(), allow_pickle=False).targets()
 
 
 def _of_another_world(path: Path, state: dict[str, Any], *, lost: str = "", values: tuple[str, ...] = ()) -> Any:
     """The plan of one of two ranks for what one rank has saved. ``lost``: a prefix of tensors that single ranks had."""
-    from slackwater.names import Pattern
-    from slackwater.placement import Placement
-    from slackwater.rank_local import RankLocal
-    from slackwater.sharding import Seat
+    from slackwater.ranks.sharding import RankInfo
+    from slackwater.restore.rank_local import RankLocal
+    from slackwater.restore.restore_plan import RestorePlan
+    from slackwater.state.names import Pattern
 
     real = _core.Checkpoint.open(str(path)).contents()
     contents: Any = SimpleNamespace(
@@ -770,7 +771,7 @@ def _of_another_world(path: Path, state: dict[str, Any], *, lost: str = "", valu
         rank_local_values=list(values),
     )
     options = {"strict": True, "cast": False, "selected": Pattern(), "allow_pickle": False}
-    return Placement(state, contents, **options, seat=Seat(0, 2), rank_local=RankLocal("drop"))
+    return RestorePlan(state, contents, **options, rank_info=RankInfo(0, 2), rank_local=RankLocal("drop"))
 
 
 def test_dropping_what_single_ranks_own_never_drops_the_model(save_once: SaveOnce) -> None:
@@ -816,14 +817,14 @@ def test_plan_that_refuses_an_older_checkpoint_ends_the_restore(
 
     three_steps(make)
     flip(data_file(path, 3))
-    placement = checkpointer.Placement
+    plan = checkpointer.RestorePlan
 
     def fussy(state: Any, contents: _core.Contents, **options: Any) -> Any:
         if contents.version.step == 2:
             raise sw.NotFoundError("what this state needs is not there")
-        return placement(state, contents, **options)
+        return plan(state, contents, **options)
 
-    monkeypatch.setattr(checkpointer, "Placement", fussy)
+    monkeypatch.setattr(checkpointer, "RestorePlan", fussy)
     with pytest.raises(sw.NotFoundError, match="not there"):
         make().restore({"t": torch.zeros(500_000, dtype=torch.float64), "n": 0}, cast=True)
 

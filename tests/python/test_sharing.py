@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
-from slackwater.sharding import Seat
-from slackwater.tree import Capturer, Flattener, Table
+from slackwater.ranks.sharding import RankInfo
+from slackwater.state.capture import Capturer
+from slackwater.state.tables import Table
+from slackwater.state.tree import Flattener
 from test_boxes import rank_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,7 +30,7 @@ def _one_of_four() -> Iterator[None]:
 
 def shards(state: dict[str, Any], known: dict[str, Table] | None = None) -> dict[str, Any]:
     """Name -> (global shape, offset, group, replica, replicas), or None for what is this rank's own."""
-    flat = Flattener(known=known, seat=Seat(RANK, WORLD))
+    flat = Flattener(known=known, rank_info=RankInfo(RANK, WORLD))
     flat.flatten(state)
     if known is not None:
         known.update(flat.tables)
@@ -97,7 +99,7 @@ def test_replicated_reaches_all_that_is_below() -> None:
 
 def test_replicated_is_not_seen_in_names_or_trees() -> None:
     for value in (torch.ones(2), {"w": torch.ones(2), "n": 1}, torch.nn.Linear(1, 1), [1, 2]):
-        plain, said = Flattener(seat=Seat(RANK, WORLD)), Flattener(seat=Seat(RANK, WORLD))
+        plain, said = Flattener(rank_info=RankInfo(RANK, WORLD)), Flattener(rank_info=RankInfo(RANK, WORLD))
         assert plain.flatten({"a.b": value}) == said.flatten({"a.b": sw.Replicated(value)})
         assert plain.torch_names == said.torch_names
 
@@ -138,7 +140,7 @@ def test_boxes_given_by_hand() -> None:
         "one": sw.Shard(np.ones((2, 3)), (8, 3), (2, 0)),
         "two": [sw.Shard(first, (8, 3), (2, 0)), sw.Shard(second, (8, 3), (7, 0))],
     }
-    flat = Flattener(seat=Seat(RANK, WORLD))
+    flat = Flattener(rank_info=RankInfo(RANK, WORLD))
     assert flat.flatten(state) == {"one": {"$a": "one"}, "two": {"$t": "two"}}
     assert flat.torch_names == ["two", "two"] and flat.torch_tensors[1] is second
     assert [flat.torch_shards[index][1] for index in (0, 1)] == [(2, 0), (7, 0)]
@@ -165,7 +167,7 @@ def test_a_tensor_in_several_boxes_has_a_view_for_each() -> None:
     whole = torch.arange(16)
     placements = [_StridedShard(0, split_factor=2)]
     tensor = distribute_tensor(whole, init_device_mesh("cpu", (WORLD,)), placements, src_data_rank=None)
-    flat = Flattener(seat=Seat(RANK, WORLD))
+    flat = Flattener(rank_info=RankInfo(RANK, WORLD))
     flat.flatten({"w": tensor})
     assert flat.torch_names == ["w", "w"]
     for index, part in enumerate(flat.torch_tensors):
@@ -184,8 +186,8 @@ def test_a_slice_of_no_larger_mesh_in_replicated_is_refused() -> None:
 
 def test_whole_tensors_of_one_shape_may_be_held_by_all_or_handed_over_by_one() -> None:
     for order in (("whole", "alone"), ("alone", "whole")):
-        seat = Seat(RANK, WORLD)
-        found = {method: getattr(seat, method)((2, 3)) for method in order}
+        rank_info = RankInfo(RANK, WORLD)
+        found = {method: getattr(rank_info, method)((2, 3)) for method in order}
         assert found == {"whole": on_all(2, 3), "alone": ((2, 3), (0, 0), "", 0, 1)}
 
 
@@ -215,10 +217,10 @@ def test_shards_keep_their_tensors_when_buffers_are_left_to_rank_zero() -> None:
     """BatchNorm stands between: its buffers are handed over by rank 0, and all behind them move up."""
     layers = [torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 5)]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    flat = Flattener(seat=Seat(RANK, WORLD))
+    flat = Flattener(rank_info=RankInfo(RANK, WORLD))
     flat.flatten({"model": model, "own": torch.ones(4)})
     assert "model.1.running_mean" not in flat.torch_names
-    assert len(flat.torch_names) == len(flat.torch_tensors) == len(flat.torch_volatile)
+    assert len(flat.torch_names) == len(flat.torch_tensors) == len(flat.torch_updates)
     for index, (name, tensor) in enumerate(zip(flat.torch_names, flat.torch_tensors, strict=True)):
         expected = None if name == "own" else on_all(*tensor.shape)
         assert flat.torch_shards.get(index) == expected, name

@@ -341,7 +341,8 @@ def test_any_state_survives(tmp_path_factory: pytest.TempPathFactory, state: dic
 def test_state_dict_set_on_the_instance_is_called(save_once: SaveOnce, make: Make) -> None:
     module = nn.Linear(2, 2)
     original = module.state_dict
-    module.state_dict = lambda *a, **k: {**original(*a, **k), "more": torch.full((2,), 7.0)}  # type: ignore[method-assign]
+    more = torch.full((2,), 7.0)
+    module.state_dict = lambda *a, **k: {**original(*a, **k), "more": more}  # type: ignore[method-assign]
     assert sw.load(save_once({"m": module}))["m"]["more"].tolist() == [7.0, 7.0]
 
     target, seen = nn.Linear(2, 2), []
@@ -378,7 +379,7 @@ def test_hooks_of_an_optimizers_state_dict_run(kind: str, save_once: SaveOnce) -
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 def test_parameters_are_numbered_as_torch_does_it() -> None:
-    from slackwater.adapters.torch_state import optimizer_state
+    from slackwater.integrations.torch_state import optimizer_state
 
     a, b, c = (nn.Parameter(torch.full((2,), float(value))) for value in (1, 2, 3))
     for groups in ([{"params": [a, b]}, {"params": [c]}], [{"params": [a, b, a]}, {"params": [c]}]):

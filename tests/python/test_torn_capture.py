@@ -82,6 +82,60 @@ def test_writer_before_the_fence_is_noticed(writer: Callable[[torch.Tensor], Any
     assert "fence" in str(error)
 
 
+def free_when_read(line: Line, state: dict[str, Any], free: Callable[[], None]) -> sw.TornError | None:
+    """The error, if memory goes away after the last byte was read, where this can crash nothing, and before the fence.
+
+    The copies wait behind the blocker; the lock keeps the keeper thread from sealing the snapshot as soon as they end.
+    """
+    while True:
+        line.ckpt.save(line.step + 1, {"blocker": line.BLOCKER})
+        snapshot = line.ckpt.save(line.step + 2, state)
+        line.step += 2
+        assert snapshot is not None
+        with snapshot._settling:
+            if snapshot._capture is None:
+                continue  # it came too late
+            assert snapshot._core.wait_released(60)
+            free()
+        try:
+            snapshot.wait(timeout=60)
+        except sw.TornError as error:
+            assert snapshot.step not in line.ckpt.steps()
+            return error
+        return None
+
+
+@pytest.mark.parametrize("size", [0, 32 * MIB], ids=["to nothing", "to more"])
+def test_storage_that_is_resized_before_the_fence_fails_the_snapshot_by_name(line: Line, size: int) -> None:
+    tensor = big()
+    view = tensor[MIB // 2 :]  # its address is not that of the storage
+    state = {"model": {"w": tensor, "v": view}, "other": big()}
+    error = free_when_read(line, state, lambda: tensor.untyped_storage().resize_(size))
+    assert "the memory of tensor 'model." in str(error)
+    assert "and of 1 more was freed or moved" in str(error)
+    assert "call fence(host=True) before freeing, resizing or offloading them" in str(error)
+
+
+def test_parameter_that_is_given_other_memory_is_saved_as_it_was(line: Line) -> None:
+    parameter = nn.Parameter(big(3.0))
+
+    def give_other_memory() -> None:
+        parameter.data = big(4.0)
+
+    assert free_when_read(line, {"w": parameter}, give_other_memory) is None
+    target = {"w": torch.zeros(MIB)}
+    assert line.ckpt.restore(target) == line.step
+    assert torch.equal(target["w"], big(3.0))
+
+
+def test_storage_may_be_freed_behind_a_host_fence(line: Line) -> None:
+    tensor = big(5.0)
+    snapshot = line.save_and_change({"w": tensor}, lambda: line.ckpt.fence(host=True))
+    tensor.untyped_storage().resize_(0)
+    snapshot.wait(timeout=60)
+    assert snapshot.error is None
+
+
 def test_change_of_the_local_part_of_a_dtensor_is_noticed(line: Line) -> None:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

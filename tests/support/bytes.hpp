@@ -1,5 +1,5 @@
-// Bytes of test tensors: filled and compared in one piece. Byte by byte, in code that is hardly optimised, this took longer under the
-// sanitizers than everything the tests are about.
+// Fills and compares the bytes of test tensors in one piece. Byte by byte, in the hardly optimised sanitizer builds,
+// this took longer than everything that the tests are about.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// run_in_child: a test body in a forked child of its own, for what cannot be undone (seccomp, limits, other users) or for
-// what is about fork itself; and programs that a test starts. The body uses no GoogleTest assertions: it returns 0, or a number that names the step that failed.
+// run_in_child: runs a test body in its own forked child. It is for what cannot be undone (seccomp, limits, other
+// users) and for tests of fork itself. Also: programs that a test starts. The body uses no GoogleTest assertions. It
+// returns 0, or a number that names the step that failed.
 #pragma once
 
 #include <sys/wait.h>

@@ -364,7 +364,7 @@ class FaultFileSystem final : public FileSystem {
   // Returns when that many calls have hung in all.
   void wait_hung(std::uint64_t calls) { plan_->wait_hung(calls); }
   void clear_faults() { plan_->clear(); }
-  // From now on every call that only reads fails with this errno the first time it meets a path, and works from then on.
+  // From now on, every call that only reads fails with this errno the first time it meets a path. Later calls work.
   void fail_each_read_once(int sys_errno) { plan_->fail_each_read_once(sys_errno); }
   [[nodiscard]] std::uint64_t count(FsCall call) const { return plan_->count(call); }
   // From now on, instead of those watched before: calls of this kind whose path contains this.

@@ -1,6 +1,7 @@
-// GlobalPatternState: PatternState's counterpart for tensors that ranks hold together. Every byte is a function of one number and of
-// its place in the global tensor, so that any number of ranks can tell whether what it got is right: tensors cut by rows and by
-// columns, unevenly, and one that all ranks hold. Not thread-safe; must outlive its snapshots' sources.
+// GlobalPatternState: PatternState's counterpart for tensors that ranks hold together. Every byte is a function of one
+// number and of its place in the global tensor, so any number of ranks can check what it got. Some tensors are cut
+// unevenly by rows, some by columns, and one is held by all ranks. Not thread-safe.
+// Lifetime: it must outlive the sources of its snapshots.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +50,7 @@ class GlobalPatternState {
     state.tree = fmt::format(R"({{"number":{}}})", number_);
     return state;
   }
-  // The boxes of this rank among so many, and the number the checkpoint says it holds. The bytes there were are wiped before.
+  // Plans to read the boxes of this rank, and the number that the checkpoint says it holds. Wipes the old bytes first.
   [[nodiscard]] Engine::Plan plan() {
     return [this](const Checkpoint& checkpoint) -> Result<std::vector<Target>> {
       number_ = PatternState::number_in(checkpoint.tree());

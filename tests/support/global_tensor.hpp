@@ -1,4 +1,5 @@
-// GlobalTensor: a tensor that ranks hold together, for tests: cut at random into boxes that tile it, and cut out of again.
+// GlobalTensor: a tensor that ranks hold together, for tests. It is cut at random into boxes that tile it, and any box
+// can be read back from it.
 // Not thread-safe.
 #pragma once
 
@@ -13,7 +14,8 @@
 
 namespace slackwater::test {
 
-// Calls `body(index, length)` for every row of a box of this shape: the index of its first element, and how many there are.
+// Calls `body(index, length)` for every row of a box of this shape, with the index of the row's first element and the
+// number of its elements.
 template <class Body>
 void for_each_row(const std::vector<std::int64_t>& shape, const Body& body) {
   std::vector<std::int64_t> index(shape.size());

@@ -1,6 +1,6 @@
 // HandClock: a clock that stands still until the test moves it, for engines whose threads read it meanwhile. With it a
 // time-out comes when the test wants it, however busy the machine is.
-// Thread rule: thread-safe. Lifetime: the time it shows outlives it, and may lie in memory that several processes share.
+// Thread rule: thread-safe. Lifetime: the time that it shows outlives it, and may be in memory that processes share.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// NfsFileSystem: one host that has mounted a directory over NFS, for tests. Several of them over one real directory (the
-// server) are several hosts, each with caches of its own, as stale as nfs(5) and the Linux client permit:
+// NfsFileSystem: one host that has mounted a directory over NFS, for tests. Several of them over one real directory
+// (the server) are several hosts. Each has its own caches, as stale as nfs(5) and the Linux client permit:
 //
 //   NfsFileSystem here(*real, clock), there(*real, clock);
 //   here.status("run/manifest.json");        // kNotFound, and remembered
@@ -8,30 +8,32 @@
 //   here.list("run");                        // asks the server; from here on it can be opened
 //
 // The rules, each with where it comes from ("dir.c" is fs/nfs/dir.c of Linux):
-//  1. A name that was looked up is remembered, found or missing, until the attributes of its directory expire or are seen
-//     to have changed. So is every component of a path. Even unlink() and rmdir() do not ask for a name that is remembered
-//     as missing. [nfs(5), "Directory entry caching", lookupcache=all, the default; nfs_neg_need_reval() in dir.c]
-//  2. Attributes are kept for 30 to 60 s (a directory's) or 3 to 60 s (a file's). Here it is always 60 s, the worst case.
-//     [nfs(5), acdirmin, acdirmax, acregmin, acregmax]
+//  1. A name that was looked up is remembered, found or missing, until the attributes of its directory expire or are
+//     seen to have changed. So is every component of a path. Even unlink() and rmdir() do not ask for a name that is
+//     remembered as missing. [nfs(5), "Directory entry caching", lookupcache=all, the default;
+//     nfs_neg_need_reval() in dir.c]
+//  2. Attributes are kept for 30 to 60 s (a directory's) or 3 to 60 s (a file's). Here it is always 60 s, the worst
+//     case. [nfs(5), acdirmin, acdirmax, acregmin, acregmax]
 //  3. Opening a file or a directory asks the server, whatever is cached, unless the name is remembered as missing. So
-//     list() and sync_directory() are fresh. After them all names in that directory are fresh too: if its change attribute
-//     differs, each is looked up anew. [nfs(5), "Close-to-open cache consistency"; nfs_lookup_verify_inode() with
-//     LOOKUP_OPEN, nfs_check_verifier() in dir.c]
-//  4. Type, size and link count in status() may be as old as the attributes; those in File::status() as old as the open.
-//     [nfs(5), "Attribute caching"]
+//     list() and sync_directory() are fresh. After them all names in that directory are fresh too: if its change
+//     attribute differs, each is looked up anew. [nfs(5), "Close-to-open cache consistency"; nfs_lookup_verify_inode()
+//     with LOOKUP_OPEN, nfs_check_verifier() in dir.c]
+//  4. Type, size and link count in status() may be as old as the attributes. Those in File::status() may be as old as
+//     the open. [nfs(5), "Attribute caching"]
 //  5. Creating (O_EXCL, mkdir, link) asks the server. If it fails, nothing is remembered about the name.
 //     [nfs_neg_need_reval() with LOOKUP_CREATE, d_drop() in nfs_create(), nfs_mkdir() and nfs_link() in dir.c]
-//  6. A host sees its own changes at once, but not those of others because of them. (Real hosts may. Then they see more.)
+//  6. A host sees its own changes at once. It does not see the changes of others because of them. (Real hosts may, and
+//     then they see more.)
 //  7. status() of a name that another host removed succeeds until the attributes expire. open() fails with ENOENT: the
 //     server answers ESTALE, and the kernel walks the path again. [nfs_lookup_revalidate() in dir.c, retry_estale()]
-//  8. Reading an open file that another host removed fails with ESTALE. A file that this host itself removes while it has
-//     it open is called .nfs<number> until it is closed. [nfs_sillyrename() in fs/nfs/unlink.c]
+//  8. Reading an open file that another host removed fails with ESTALE. A file that this host itself removes while it
+//     has it open is called .nfs<number> until it is closed. [nfs_sillyrename() in fs/nfs/unlink.c]
 //  9. What write_at() wrote without O_DIRECT reaches the server at sync or close. [nfs(5), "The sync mount option"]
 // 10. The reply to a link() can be lost. The link is there, and the call that is sent again answers EEXIST.
 //     lose_link_reply() brings that about. [link(2), BUGS]
 //
-// Not modelled: delegations; servers whose change attribute is a clock with coarse ticks (two changes within one tick look
-// like one, so that even a listing can be old); stale pages of a file that is open while another host writes it.
+// Not modelled: delegations; servers whose change attribute is a clock with coarse ticks (two changes within one tick
+// look like one, so even a listing can be old); stale pages of a file that is open while another host writes it.
 // A change attribute here is a digest of the names and inodes in the directory, so hosts may be processes of their own.
 // Queued reads and writes are passed on. Thread-safe, as FileSystem must be. Lifetime: what is given outlives it.
 #pragma once

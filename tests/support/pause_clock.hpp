@@ -1,5 +1,5 @@
-// PauseClock: a clock that stands still while whoever reads it does anything else, and moves on while it only pauses. So a
-// pause is over soon, and nobody runs out of patience for others because the machine is busy.
+// PauseClock: a clock that stands still while its reader works, and moves while its reader only pauses. So a pause is
+// over soon, and no deadline passes because the machine is busy.
 // Thread rule: thread-safe. Lifetime: what `calls` asks outlives it.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace slackwater::test {
 
 class PauseClock final : public Clock {
  public:
-  // `calls`: how many calls of storage, or of a store, its reader has made so far. `step`: by how much it moves at once.
+  // `calls`: how many calls to storage or to a store its reader has made. `step`: how far the clock moves at once.
   PauseClock(std::function<std::uint64_t()> calls, Duration step) : calls_(std::move(calls)), step_(step) {}
 
   [[nodiscard]] TimePoint now() const override {

@@ -1,6 +1,7 @@
-// RankStorage: the storage that one rank of a test sees. Plain, or, where the environment says SLACKWATER_TEST_NFS=1, as a
-// host of its own sees it over NFS (nfs_file_system.hpp). The clock of those caches stands still, so nothing expires: what
-// passes does not rely on it. A host remembers across the starts of a run, so a test names the host that a rank runs on.
+// RankStorage: the storage that one rank of a test sees. It is plain storage, or, with SLACKWATER_TEST_NFS=1 in the
+// environment, what a separate host sees over NFS (nfs_file_system.hpp). The clock of the NFS caches stands still, so
+// nothing expires, and a test that passes does not rely on expiry. A host keeps its caches when a run is restarted, so
+// a test names the host that a rank runs on.
 // Lifetime: outlives the engine that uses it.
 #pragma once
 

@@ -1,5 +1,5 @@
-// SmallMount: a file system of its own over a temporary directory, where the test may mount (root); for full disks ("tmpfs",
-// "size=1m") and file systems without O_DIRECT ("ramfs").
+// SmallMount: mounts a separate file system over a temporary directory, if the test may mount (root). It is for full
+// disks ("tmpfs", "size=1m") and for file systems without O_DIRECT ("ramfs").
 #pragma once
 
 #include <sys/mount.h>

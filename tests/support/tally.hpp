@@ -1,5 +1,5 @@
-// report_tally: what a harness tried and lost, for the table of `make soak`: one line in the file that SLACKWATER_TALLIES names, if
-// it names one.
+// report_tally: reports what a harness tried and lost, for the table of `make soak`. It appends one line to the file
+// that SLACKWATER_TALLIES names, if it is set.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,13 @@
-// main() of a program that several tests of tests/**/CMakeLists.txt are linked into (slackwater_test(... PROGRAM)). Each
-// test is a link to the program. Called by the name of a test, it runs that test's source files only, with whatever
-// --gtest_filter asks for among them. Called by its own name it runs everything.
-#include <gtest/gtest.h>
-
+// main() of a program that several tests are linked into (slackwater_test(... PROGRAM) in tests/**/CMakeLists.txt).
+// Each test is a link to the program. Called by the name of a test, it runs that test's source files only, with
+// whatever --gtest_filter asks for among them. Called by its own name it runs everything.
 #include <cstdio>
 #include <filesystem>
 #include <set>
 #include <sstream>
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace slackwater::test {
 namespace {

@@ -1,4 +1,5 @@
-// CheckpointWriter: real committed versions for tests of readers, made through layout and commit with plain file writes; no engine.
+// CheckpointWriter: writes real committed versions for tests of readers. It uses layout and version with plain file
+// writes, and no engine.
 // Anything that goes wrong is an exception, which fails the test. Not thread-safe.
 #pragma once
 
@@ -12,14 +13,14 @@
 #include <vector>
 
 #include "base/digest.hpp"
-#include "commit/version_store.hpp"
 #include "device/device.hpp"
-#include "layout/stream_layout.hpp"
+#include "layout/file_layout.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/tensor.hpp"
 #include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
+#include "version/version_store.hpp"
 
 namespace slackwater::test {
 
@@ -58,7 +59,7 @@ inline State state_of(const std::vector<OwnedTensor>& tensors, std::string tree 
 }
 
 // Fills one file of a layout with the bytes of the state.
-inline FileRecord write_part(const std::string& directory, const StreamLayout& part, const State& state) {
+inline FileRecord write_part(const std::string& directory, const FileLayout& part, const State& state) {
   std::string bytes = part.header();
   bytes.resize(part.size_bytes());
   const std::unique_ptr<Device> host = make_host_device();
@@ -93,7 +94,7 @@ class CheckpointWriter {
   explicit CheckpointWriter(std::string root) : root_(std::move(root)) {
     store_ = must(VersionStore::open(*fs_, clock_, root_, Log([](LogLevel, std::string_view) {})));
     std::vector<VersionName> adopted;
-    for (const VersionInfo& version : must(store_->scan()).counting())
+    for (const VersionInfo& version : must(store_->scan()).live_versions())
       adopted.push_back({version.step, version.attempt});
     attempt_ = must(store_->claim("test", std::move(adopted)));
   }
@@ -108,14 +109,14 @@ class CheckpointWriter {
   // Commits the state; the path of its directory.
   std::string write(std::uint64_t step, const State& state, std::uint64_t max_header_bytes = kMaxHeaderBytes) {
     must(check_state(state));
-    const StreamIdentity identity{.step = step, .attempt = attempt_.number, .rank = 0, .world = 1};
+    const FileIdentity identity{.step = step, .attempt = attempt_.number, .rank = 0, .world = 1};
     const SnapshotLayout layout = must(plan_layout(state, identity, max_header_bytes));
     const std::string directory = must(store_->make_version(step));
     Record record{.run = attempt_.run, .identity = identity, .files = {}};
-    for (const StreamLayout& part : layout.parts) record.files.push_back(write_part(directory, part, state));
+    for (const FileLayout& part : layout.parts) record.files.push_back(write_part(directory, part, state));
 
-    const std::string index_text = serialize_index(index_of(state, layout));
-    const RecordReference vote = must(store_->promise(record, index_text));
+    const std::string index_text = serialize_index(index_entries(state, layout));
+    const RecordReference vote = must(store_->write_record(record, index_text));
     const Manifest decided = must(store_->decide({.run = attempt_.run,
                                                   .step = step,
                                                   .attempt = attempt_.number,
@@ -134,9 +135,9 @@ class CheckpointWriter {
   [[nodiscard]] const Attempt& attempt() const { return attempt_; }
 
  private:
-  static std::vector<IndexEntry> index_of(const State& state, const SnapshotLayout& layout) {
+  static std::vector<IndexEntry> index_entries(const State& state, const SnapshotLayout& layout) {
     std::vector<IndexEntry> entries;
-    for (const StreamLayout& part : layout.parts) {
+    for (const FileLayout& part : layout.parts) {
       for (const Extent& extent : part.extents()) {
         if (extent.tensor == kTreeSource) continue;
         const Tensor& tensor = state.tensors[extent.tensor];

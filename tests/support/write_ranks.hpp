@@ -1,5 +1,6 @@
-// RanksWriter: committed versions of several ranks for tests of readers, made through layout and commit with plain file writes; no
-// engine, no messages. What the ranks say may be changed before it is written, so that versions no engine makes can be read too.
+// RanksWriter: writes committed versions of several ranks for tests of readers. It uses layout and version with plain
+// file writes, and no engine or messages. A test may change what the ranks report before it is written, so it can also
+// read versions that no engine makes.
 // Anything that goes wrong is an exception, which fails the test. Not thread-safe.
 #pragma once
 
@@ -11,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "commit/names.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::test {
 
@@ -25,7 +26,7 @@ class RanksWriter {
     store_ = must(VersionStore::open(*fs_, clock_, std::move(root), Log([](LogLevel, std::string_view) {}),
                                      VersionStore::Role::kLeader, files));
     std::vector<VersionName> adopted;
-    for (const VersionInfo& version : must(store_->scan()).counting())
+    for (const VersionInfo& version : must(store_->scan()).live_versions())
       adopted.push_back({version.step, version.attempt});
     std::vector<std::string> members;
     for (std::uint32_t rank = 0; rank < world; ++rank) members.push_back(std::to_string(rank) + std::string(31, 'f'));
@@ -48,12 +49,12 @@ class RanksWriter {
     for (std::uint32_t rank = 0; rank < world_; ++rank) {
       const State& state = states.at(rank);
       must(check_state(state));
-      const StreamIdentity identity{.step = step, .attempt = attempt_.number, .rank = rank, .world = world_};
+      const FileIdentity identity{.step = step, .attempt = attempt_.number, .rank = rank, .world = world_};
       const std::string own = files_.directory(rank);
       if (!own.empty()) std::filesystem::create_directory(directory + "/" + own);
       const SnapshotLayout layout = must(plan_layout(state, identity, kMaxHeaderBytes, own));
       Record record{.run = attempt_.run, .identity = identity, .files = {}};
-      for (const StreamLayout& part : layout.parts) {
+      for (const FileLayout& part : layout.parts) {
         record.files.push_back(write_part(directory, part, state));
         for (const Extent& extent : part.extents())
           if (extent.tensor != kTreeSource) add(entries, rank, state.tensors[extent.tensor], part, extent);
@@ -62,7 +63,7 @@ class RanksWriter {
         entry_of(entries, rank, state.tensors[alias]).alias_of = name_of(rank, state.tensors[stored]);
       for (const Tensor& tensor : state.tensors)
         if (tensor.shard) static_cast<void>(entry_of(entries, rank, tensor));
-      manifest.records.push_back(must(store_->promise(record, {})));
+      manifest.records.push_back(must(store_->write_record(record, {})));
       manifest.size_bytes += layout.size_bytes;
     }
     if (change) change(entries);
@@ -86,7 +87,7 @@ class RanksWriter {
     return entries.emplace_back(
         IndexEntry{std::move(name), tensor.dtype, tensor.shard ? tensor.shard->global_shape : tensor.shape, {}, {}});
   }
-  void add(std::vector<IndexEntry>& entries, std::uint32_t rank, const Tensor& tensor, const StreamLayout& part,
+  void add(std::vector<IndexEntry>& entries, std::uint32_t rank, const Tensor& tensor, const FileLayout& part,
            const Extent& extent) const {
     entry_of(entries, rank, tensor)
         .shards.push_back({tensor.shard ? tensor.shard->offset : std::vector<std::int64_t>(tensor.shape.size()),

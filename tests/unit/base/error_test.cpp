@@ -19,6 +19,11 @@ TEST(Error, LeavesOutWhatItDoesNotHave) {
   EXPECT_EQ((Error{ErrorKind::kTimeout, {}, "/data", 0, false}).to_string(), "timeout: /data");
 }
 
+TEST(Error, ATensorIsNamedByTheMessageAndNotAgainBehindIt) {
+  const Error error{.kind = ErrorKind::kTorn, .message = "tensor 'w' changed", .path = {}, .tensor = "w"};
+  EXPECT_EQ(error.to_string(), "tensor 'w' changed");
+}
+
 TEST(Error, KindFollowsFromErrno) {
   const auto kind = [](int sys_errno) { return error_from_errno(sys_errno, "x").kind; };
   EXPECT_EQ(kind(ENOSPC), ErrorKind::kNoSpace);
@@ -34,7 +39,7 @@ TEST(Error, KindFollowsFromErrno) {
   EXPECT_EQ(kind(EIO), ErrorKind::kIo);
 }
 
-TEST(Error, OnlyPassingTroubleIsRetryable) {
+TEST(Error, OnlyTransientErrorsAreRetryable) {
   for (const int passing : {EAGAIN, EINTR, EBUSY, ENOMEM, EMFILE})
     EXPECT_TRUE(error_from_errno(passing, "x").retryable) << passing;
   for (const int lasting : {EIO, ENOSPC, EACCES, ENOENT, EEXIST})

@@ -44,7 +44,7 @@ TEST(ForkGuard, CanBeDestroyedAndMadeInTheChild) {
             1);
 }
 
-// The mutex of the registry may be held by another thread at the moment of the fork.
+// Another thread may hold the mutex of the registry at the moment of the fork.
 TEST(ForkGuard, DestroyingInTheChildDoesNotHangWhileOtherThreadsMakeGuards) {
   std::atomic<bool> running = false;
   const auto churn = start_thread("churn", [&](std::stop_token stop) {

@@ -18,8 +18,8 @@ std::string trouble(std::string_view text, int max_depth = 32) {
 }
 
 TEST(ParseJson, BuildsTheSameValueAsTheLibrary) {
-  const std::string text =
-      R"({"a":[1,-2,3.5,null,true,{"b":[],"c":{}},"text \u00e9"],"big":18446744073709551615,"d":{"e":{"f":[[[]]]}},"z":false})";
+  const std::string text = R"({"a":[1,-2,3.5,null,true,{"b":[],"c":{}},"text \u00e9"],)"
+                           R"("big":18446744073709551615,"d":{"e":{"f":[[[]]]}},"z":false})";
   const auto parsed = parse_json(text, "x");
   ASSERT_TRUE(parsed);
   EXPECT_EQ(*parsed, Json::parse(text));

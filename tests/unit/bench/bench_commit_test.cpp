@@ -39,7 +39,8 @@ TEST(BenchCommitTest, ShowsTheWayOfADecisionOverBothMediaAndWhatItCosts) {
     EXPECT_EQ(row["report_s"] > 0, row["ranks"] == 32) << "only where there are several groups: " << row;
     EXPECT_EQ(row["at_once_s"] > 0, row["ranks"] == 4) << row;
     if (row["medium"] != "store") continue;
-    // Of 32 ranks in groups of 8 the leader hears 7 members and 3 speakers, a speaker 7 members; a member hears the outcome.
+    // Of 32 ranks in groups of 8 the leader hears 7 members and 3 group leaders, a group leader 7 members; a member
+    // hears the outcome.
     const double messages = row["leader"]["messages"];
     EXPECT_GE(messages, row["ranks"] == 32 ? 10 : 3) << row;
     EXPECT_LT(row["member"]["messages"], 10) << row;

@@ -76,7 +76,7 @@ TEST_F(BenchLazyTest, SaysInOneSentenceThatTheSimulatorIsMissing) {
   const Outcome outcome = run("--quick --simulator " + (directory_ / "nowhere.so"));
   EXPECT_EQ(outcome.code, 2);
   EXPECT_EQ(outcome.out, "");
-  EXPECT_THAT(outcome.err, HasSubstr("the simulated CUDA driver is not here"));
+  EXPECT_THAT(outcome.err, HasSubstr("the simulated CUDA driver was not found"));
   EXPECT_THAT(outcome.err, HasSubstr("--simulator"));
   EXPECT_EQ(std::ranges::count(outcome.err, '\n'), 1);
 }

@@ -8,19 +8,19 @@
 #include <nlohmann/json.hpp>
 
 #include "cli_fixture.hpp"
-#include "commit/names.hpp"
 #include "support/global_tensor.hpp"
 #include "support/temp_dir.hpp"
 #include "support/write_checkpoint.hpp"
 #include "support/write_ranks.hpp"
+#include "version/names.hpp"
 
 namespace slackwater {
 namespace {
 
 using nlohmann::json;
 using test::CliTest;
-using test::OwnedTensor;
 using test::Outcome;
+using test::OwnedTensor;
 using testing::HasSubstr;
 using testing::Not;
 namespace stdfs = std::filesystem;
@@ -71,13 +71,13 @@ TEST_F(CliTest, SaysWhatIsWrongWithADirectory) {
   EXPECT_EQ(run({"ls", paths_[0] + "/manifest.json"}).code, 2);
 }
 
-TEST_F(CliTest, ListsWhatCountsOldestFirst) {
+TEST_F(CliTest, ListsLiveVersionsOldestFirst) {
   write_two();
   const Outcome text = run({"ls", root_});
   EXPECT_EQ(text.code, 0);
   EXPECT_EQ(text.err, "");
   EXPECT_LT(text.out.find("\n   3  "), text.out.find("\n   9  "));
-  EXPECT_THAT(text.out, HasSubstr("counts"));
+  EXPECT_THAT(text.out, HasSubstr("live"));
   EXPECT_THAT(text.out, testing::StartsWith("run test (attempt 1)\n"));
 
   const json document = run_json({"ls", root_, "--json"});
@@ -87,7 +87,7 @@ TEST_F(CliTest, ListsWhatCountsOldestFirst) {
   ASSERT_EQ(document["versions"].size(), 2u);
   EXPECT_EQ(document["versions"][0]["step"], 3);
   EXPECT_EQ(document["versions"][0]["tensor_count"], 4);
-  EXPECT_EQ(document["versions"][0]["state"], "counts");
+  EXPECT_EQ(document["versions"][0]["state"], "live");
   EXPECT_EQ(document["versions"][1]["directory"], stdfs::path(paths_[1]).filename().string());
 }
 
@@ -261,12 +261,12 @@ TEST_F(CliTest, ListsTheStepsThereAreWhenOneIsMissing) {
   }
 }
 
-TEST_F(CliTest, SaysWhyAStepThatIsThereDoesNotCount) {
+TEST_F(CliTest, SaysWhyAStepThatIsThereIsNotLive) {
   write_two();
   test::CheckpointWriter(root_, {{9, 1}}, {{{3, 1}, "a block differs"}});
   const Outcome outcome = run({"show", root_ + "@3"});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("step-0000000003.a1 does not count: it is set aside: a block differs"));
+  EXPECT_THAT(outcome.err, HasSubstr("step-0000000003.a1 is not live: it is set aside: a block differs"));
   EXPECT_THAT(outcome.err, HasSubstr("hint: there is only step 9"));
 }
 
@@ -278,7 +278,7 @@ TEST_F(CliTest, TakesADirectoryWhoseNameHoldsAnAt) {
   EXPECT_EQ(run({"ls", root_}).code, 0);
 }
 
-TEST_F(CliTest, VerifiesEveryVersionThatCounts) {
+TEST_F(CliTest, VerifiesEveryLiveVersion) {
   write_two();
   const Outcome outcome = run({"verify", root_});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -302,7 +302,7 @@ TEST_F(CliTest, NamesDamageGoesOnAndExitsWithOne) {
   EXPECT_THAT(outcome.out, HasSubstr("offset 1048576"));
   EXPECT_THAT(outcome.out, HasSubstr("model.embedding"));
   EXPECT_THAT(outcome.out, HasSubstr("step 9: fine"));
-  EXPECT_THAT(outcome.err, HasSubstr("hint: restore() passes over"));
+  EXPECT_THAT(outcome.err, HasSubstr("hint: restore() skips"));
 
   const json document = run_json({"verify", "--json", root_}, 1);
   EXPECT_EQ(document["ok"], false);

@@ -1,4 +1,6 @@
 // rm, gc and pin: what they remove and keep, and what they refuse.
+#include "cli/removal.hpp"
+
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,12 +15,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/removal.hpp"
 #include "cli_fixture.hpp"
-#include "commit/names.hpp"
-#include "commit/version_store.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/names.hpp"
+#include "version/version_store.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -115,9 +116,12 @@ TEST_F(RemovalTest, RmAndGcRefuseWhileARunHoldsTheDirectoryAndNameIt) {
   write_two();
   leave_debris({12, 1});
   const CheckpointWriter writer(root_);
-  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
-           {"rm", root_, "3"}, {"rm", root_, "3", "--yes", "--pinned", "--no-lock"}, {"rm", root_, "3", "--dry-run"},
-           {"gc", root_}, {"gc", root_, "--no-lock", "--yes"}}) {
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"rm", root_, "3"},
+                                             {"rm", root_, "3", "--yes", "--pinned", "--no-lock"},
+                                             {"rm", root_, "3", "--dry-run"},
+                                             {"gc", root_},
+                                             {"gc", root_, "--no-lock", "--yes"}}) {
     const Outcome outcome = run(words);
     EXPECT_EQ(outcome.code, 2);
     EXPECT_EQ(outcome.out, "");
@@ -191,7 +195,7 @@ TEST_F(RemovalTest, OfAStepThatIsThereTwiceTheDamagedVersionGoesFirstAndAlone) {
   const Outcome first = run({"rm", root_, "3"});
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, HasSubstr("removed step 3 (attempt 1)"));
-  EXPECT_THAT(first.err, HasSubstr("note: step 3 (attempt 2) stays (counts); rm 3 again"));
+  EXPECT_THAT(first.err, HasSubstr("note: step 3 (attempt 2) stays (live); rm 3 again"));
   EXPECT_EQ(there(), "3.a2 9.a1");
   EXPECT_EQ(run({"rm", root_, "3"}).code, 0);
   EXPECT_EQ(there(), "9.a1");
@@ -417,7 +421,7 @@ TEST_F(RemovalInsideTest, WithoutLocksItGoesOnOnlyWhenTold) {
   options_.no_lock = true;
   const auto tier = cli::lock_tier(fs_, root_, options_, "advice");
   ASSERT_TRUE(tier.has_value());
-  EXPECT_EQ(tier->catalog.counting().size(), 2u);
+  EXPECT_EQ(tier->catalog.live_versions().size(), 2u);
 }
 
 TEST_F(RemovalInsideTest, ARunThatHasStartedMeanwhileStopsIt) {

@@ -1,10 +1,10 @@
-// Compares src/device/cuda_abi.hpp with the real <cuda.h>, at compile time, where that header is installed.
-#include "device/cuda_abi.hpp"
-
+// Compares src/device/cuda/abi.hpp with the real <cuda.h> at compile time, if that header is installed.
 #include <cstddef>
 #include <type_traits>
 
 #include <gtest/gtest.h>
+
+#include "device/cuda/abi.hpp"
 
 // Function types under their exported names, written down before cuda.h can redefine any of them.
 namespace slackwater::cuda::declared {
@@ -25,7 +25,7 @@ using batch_13_0 = cuMemcpyBatchAsync_v2;
 namespace slackwater::cuda {
 namespace {
 
-// The type of ours that stands for one of theirs.
+// Maps a type of cuda.h to ours.
 template <class T>
 struct Ours {
   using type = T;
@@ -226,7 +226,7 @@ TEST(CudaAbi, DeclarationsAreThoseOfTheInstalledCudaHeader) {
 #else
 
 TEST(CudaAbi, DeclarationsAreThoseOfTheInstalledCudaHeader) {
-  GTEST_SKIP() << "cuda.h is not installed: src/device/cuda_abi.hpp was compared with nothing";
+  GTEST_SKIP() << "cuda.h is not installed: src/device/cuda/abi.hpp was compared with nothing";
 }
 
 #endif

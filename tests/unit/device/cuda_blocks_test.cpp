@@ -1,5 +1,3 @@
-#include "device/cuda_blocks.hpp"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -8,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include "device/cuda/blocks.hpp"
 #include "device/strided_copy.hpp"
 
 namespace slackwater::cuda {
@@ -21,7 +20,7 @@ struct Played {
   std::uint64_t widest_pitch = 0;
 };
 
-// The blocks of a range, carried out on host memory.
+// Copies the blocks of a range in host memory.
 Played play(const StridedMemory& memory, std::uint64_t begin, std::uint64_t size, std::uint64_t max_pitch) {
   Played played{std::vector<std::byte>(size)};
   const CopyPiece piece{&memory, begin, size, played.bytes.data()};

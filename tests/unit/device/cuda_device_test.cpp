@@ -118,7 +118,7 @@ TEST_F(CudaDeviceTest, SeveralThreadsPlaceBytesAtOnce) {
   }
 }
 
-TEST_F(CudaDeviceTest, ClonesKeepWhatAnUpdateOverwrites) {
+TEST_F(CudaDeviceTest, EarlyCopiesKeepWhatAnUpdateOverwrites) {
   for (const bool legacy : {false, true}) {
     CUstream const stream = legacy ? nullptr : stream_;
     const auto batches = [] { return swsim_calls("cuMemcpyBatchAsync_v2") + swsim_calls("cuMemcpyBatchAsync"); };
@@ -129,68 +129,88 @@ TEST_F(CudaDeviceTest, ClonesKeepWhatAnUpdateOverwrites) {
     for (const DeviceTensor& tensor : tensors) memories.push_back(tensor.memory);
     memories.push_back({nullptr, 4, {0}, {}});
 
-    auto clones = device_->clone(memories, reinterpret_cast<StreamHandle>(stream));
-    ASSERT_TRUE(clones.has_value()) << clones.error().to_string();
+    must(swsim_launch_delay(stream, 5'000'000));
+    const std::uint64_t waits_before = counters().host_waits;
+    auto early = device_->copy_early(memories, reinterpret_cast<StreamHandle>(stream));
+    ASSERT_TRUE(early.has_value()) << early.error().to_string();
+    EXPECT_EQ(counters().host_waits, waits_before) << "the CPU was to go on";
     if (legacy) {
       EXPECT_EQ(batches(), batches_before) << "batches are not for the legacy stream";
     }
     for (const DeviceTensor& tensor : tensors) tensor.update(stream);
-    const auto handle = reinterpret_cast<StreamHandle>(stream);
-    const auto produced = device_->mark({&handle, 1});
-    ASSERT_TRUE(produced.has_value());
-    const auto passage = begun(*produced);
-    ASSERT_EQ((*clones)->addresses().size(), memories.size());
-    EXPECT_EQ((*clones)->addresses().back(), nullptr);
+    ASSERT_EQ((*early)->addresses().size(), memories.size());
+    EXPECT_EQ((*early)->addresses().back(), nullptr);
+    ASSERT_TRUE((*early)->filled()->wait());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const StridedMemory packed{
-          (*clones)->addresses()[i], 1, {static_cast<std::int64_t>(memories[i].size_bytes())}, {}};
-      PinnedBuffer host(packed.size_bytes());
-      ASSERT_TRUE(queue_all(*passage, packed, host.data()));
-      ASSERT_TRUE(wait_for(*passage));
-      EXPECT_EQ(host.copy(), tensors[i].packed_twin()) << i;
+      const std::byte* const from = (*early)->addresses()[i];
+      EXPECT_EQ(Bytes(from, from + memories[i].size_bytes()), tensors[i].packed_twin()) << i;
     }
   }
 }
 
-TEST_F(CudaDeviceTest, MemoryOfClonesIsUsedAgainAndGrowsWhenItMust) {
+TEST_F(CudaDeviceTest, MemoryOfEarlyCopiesIsUsedAgainAndGrowsWhenItMust) {
   const auto small = DeviceTensor::flat(1'000);
-  const auto large = DeviceTensor::flat(1'000'000);
-  const auto clone = [&](const DeviceTensor& tensor) {
-    EXPECT_TRUE(device_->clone({&tensor.memory, 1}, stream_handle()).has_value());
+  const auto large = DeviceTensor::flat(4'000'000);
+  const auto copy_early = [&](const DeviceTensor& tensor) {
+    EXPECT_TRUE(device_->copy_early({&tensor.memory, 1}, stream_handle()).has_value());
   };
-  const std::uint64_t tensors = swsim_calls("cuMemAlloc_v2");
-  for (int i = 0; i < 10; ++i) clone(small);
-  EXPECT_EQ(swsim_calls("cuMemAlloc_v2") - tensors, 1u);
-  for (int i = 0; i < 10; ++i) clone(large);
-  for (int i = 0; i < 10; ++i) clone(small);
-  EXPECT_EQ(swsim_calls("cuMemAlloc_v2") - tensors, 2u);
-  EXPECT_EQ(counters().allocations, 3u) << "the one that was outgrown is gone";
+  const std::uint64_t before = swsim_calls("cuMemHostAlloc");
+  for (int i = 0; i < 10; ++i) copy_early(small);
+  EXPECT_EQ(swsim_calls("cuMemHostAlloc"), before) << "made when the device was opened";
+  const std::uint64_t registrations = counters().registrations;
+  for (int i = 0; i < 10; ++i) copy_early(large);
+  for (int i = 0; i < 10; ++i) copy_early(small);
+  EXPECT_EQ(swsim_calls("cuMemHostAlloc") - before, 1u);
+  EXPECT_EQ(counters().registrations, registrations) << "the one that was outgrown is gone";
 }
 
-TEST_F(CudaDeviceTest, MemoryOfClonesIsNotGivenAwayBeforeTheyAreFilled) {
+TEST_F(CudaDeviceTest, MemoryOfEarlyCopiesIsNotGivenAwayBeforeTheyAreFilled) {
   const auto tensor = DeviceTensor::flat(1'000);
   must(swsim_launch_delay(stream_, 5'000'000));
   {
-    const auto clones = device_->clone({&tensor.memory, 1}, stream_handle());
+    const auto early = device_->copy_early({&tensor.memory, 1}, stream_handle());
   }
   EXPECT_EQ(counters().pending, 0u);
 }
 
-TEST_F(CudaDeviceTest, AFullDeviceRefusesClonesAndTakesThemAgainLater) {
+TEST_F(CudaDeviceTest, NothingNeedsDeviceMemory) {
   const auto tensor = DeviceTensor::flat(1 << 20);
-  swsim_device_config config{};
-  must(swsim_get_config(0, &config));
-  const std::uint64_t before = std::exchange(config.memory_bytes, 3u << 19);
-  must(swsim_set_config(0, &config));
-  const auto refused = device_->clone({&tensor.memory, 1}, stream_handle());
-  ASSERT_FALSE(refused.has_value());
-  EXPECT_EQ(refused.error().kind, ErrorKind::kOutOfMemory);
-  config.memory_bytes = before;
-  must(swsim_set_config(0, &config));
-  EXPECT_TRUE(device_->clone({&tensor.memory, 1}, stream_handle()).has_value());
+  const std::uint64_t before = swsim_calls("cuMemAlloc_v2");
+  const auto early = device_->copy_early({&tensor.memory, 1}, stream_handle());
+  ASSERT_TRUE(early.has_value()) << early.error().to_string();
+  const ReplicaPlaces places = replica_places(tensor.memory, 1 << 20, 3, kMaxReplicaSamples, false);
+  const auto samples = device_->sample({&places, 1}, stream_handle());
+  ASSERT_TRUE(samples.has_value()) << samples.error().to_string();
+  EXPECT_TRUE((*samples)->digests().has_value());
+  EXPECT_TRUE(device_->fingerprint(tensor.memory, 1, true).has_value());
+  EXPECT_EQ(swsim_calls("cuMemAlloc_v2"), before);
 }
 
-TEST_F(CudaDeviceTest, AMarkIsBehindAllOfItsStreams) {
+// The trainer may destroy its stream as soon as save() has returned.
+TEST_F(CudaDeviceTest, AStreamThatTheTrainerDestroyedIsNotUsedEvenIfAWaitFails) {
+  const auto tensor = DeviceTensor::flat(1'000);
+  CUstream own = nullptr;
+  must(cuStreamCreateWithPriority(&own, kStreamNonBlocking, 0));
+  auto early = device_->copy_early({&tensor.memory, 1}, reinterpret_cast<StreamHandle>(own));
+  ASSERT_TRUE(early.has_value());
+  const ReplicaPlaces places = replica_places(tensor.memory, 1'000, 3, kMaxReplicaSamples, true);
+  auto samples = device_->sample({&places, 1}, reinterpret_cast<StreamHandle>(own));
+  ASSERT_TRUE(samples.has_value());
+  const std::byte* const given_up = (*early)->addresses().front();
+  must(cuStreamSynchronize(own));
+  must(cuStreamDestroy_v2(own));
+  swsim_fail_call("cuEventSynchronize", 1, static_cast<int>(CUresult::kUnknown), 0);
+  early->reset();
+  swsim_fail_call("cuEventSynchronize", 1, static_cast<int>(CUresult::kUnknown), 0);
+  samples->reset();
+  EXPECT_EQ(counters().invalid_handles, 0u);
+  // Nobody knows whether the copies are over, so their memory is not used again.
+  const auto next = device_->copy_early({&tensor.memory, 1}, stream_handle());
+  ASSERT_TRUE(next.has_value());
+  EXPECT_NE((*next)->addresses().front(), given_up);
+}
+
+TEST_F(CudaDeviceTest, AnEventComesAfterAllOfItsStreams) {
   CUstream other = nullptr;
   must(cuStreamCreateWithPriority(&other, kStreamNonBlocking, 0));
   const auto tensor = DeviceTensor::flat(8'000);
@@ -198,14 +218,14 @@ TEST_F(CudaDeviceTest, AMarkIsBehindAllOfItsStreams) {
   must(swsim_launch_fill(stream_, tensor.address, half, 1, 2'000'000));
   must(swsim_launch_fill(other, tensor.address + half, half, 2, 6'000'000));
   const std::vector<StreamHandle> streams{stream_handle(), reinterpret_cast<StreamHandle>(other)};
-  const auto point = device_->mark(streams);
+  const auto point = device_->record_event(streams);
   ASSERT_TRUE(point.has_value());
   ASSERT_TRUE((*point)->wait());
   const auto bytes = tensor.now();
   EXPECT_EQ(std::ranges::count(bytes, std::byte{1}), static_cast<std::ptrdiff_t>(half));
   EXPECT_EQ(std::ranges::count(bytes, std::byte{2}), static_cast<std::ptrdiff_t>(half));
   must(cuStreamDestroy_v2(other));
-  const auto nothing = device_->mark({});
+  const auto nothing = device_->record_event({});
   ASSERT_TRUE(nothing.has_value());
   EXPECT_TRUE((*nothing)->wait());
 }
@@ -213,15 +233,16 @@ TEST_F(CudaDeviceTest, AMarkIsBehindAllOfItsStreams) {
 TEST_F(CudaDeviceTest, TellsWhetherAGraphIsBeingRecorded) {
   CUstream aside = nullptr;
   must(cuStreamCreateWithPriority(&aside, kStreamNonBlocking, 0));
-  EXPECT_EQ(device_->capturing(stream_handle()), false);
+  EXPECT_EQ(device_->capture_status(stream_handle()), CaptureStatus::kNone);
   must(cuStreamBeginCapture_v2(stream_, CUstreamCaptureMode::kGlobal));
-  EXPECT_EQ(device_->capturing(stream_handle()), true);
-  EXPECT_EQ(device_->capturing(reinterpret_cast<StreamHandle>(aside)), false);
-  EXPECT_EQ(device_->capturing(0), true) << "the legacy stream is ordered with the one being captured";
+  EXPECT_EQ(device_->capture_status(stream_handle()), CaptureStatus::kCapturing);
+  EXPECT_EQ(device_->capture_status(reinterpret_cast<StreamHandle>(aside)), CaptureStatus::kNone);
+  EXPECT_EQ(device_->capture_status(0), CaptureStatus::kImplicit)
+      << "the legacy stream is ordered with the one being captured";
   CUgraph graph = nullptr;
   must(cuStreamEndCapture(stream_, &graph));
   must(cuGraphDestroy(graph));
-  EXPECT_EQ(device_->capturing(stream_handle()), false);
+  EXPECT_EQ(device_->capture_status(stream_handle()), CaptureStatus::kNone);
   must(cuStreamDestroy_v2(aside));
 }
 
@@ -233,11 +254,11 @@ TEST_F(CudaDeviceTest, WorkOfOurThreadsBreaksNobodysCapture) {
     const CopyPiece piece{&tensor.memory, 0, 20'000, host.data()};
     EXPECT_TRUE(device_->copy_to_host({&piece, 1}));
     EXPECT_TRUE(device_->fingerprint(tensor.memory, 3, true));
-    const auto passage = begun(nullptr, {&tensor.memory});
-    EXPECT_TRUE(queue_all(*passage, tensor.memory, host.data()));
-    EXPECT_TRUE(passage->queue_second_look(0));
-    EXPECT_TRUE(wait_for(*passage));
-    EXPECT_EQ(passage->unchanged(0), true);
+    const auto copies = begun(nullptr, {&tensor.memory});
+    EXPECT_TRUE(queue_all(*copies, tensor.memory, host.data()));
+    EXPECT_TRUE(copies->queue_second_sample(0));
+    EXPECT_TRUE(wait_for(*copies));
+    EXPECT_EQ(copies->unchanged(0), true);
   }).join();
   CUgraph graph = nullptr;
   EXPECT_EQ(cuStreamEndCapture(stream_, &graph), CUresult::kSuccess);
@@ -251,10 +272,10 @@ TEST_F(CudaDeviceTest, NoWaitSpinsAndEventsAreUsedAgain) {
   set_d2h_speed(200'000'000);
   std::uint64_t events = 0;
   for (int i = 0; i < 10; ++i) {
-    const auto passage = begun(marked(), {&tensor.memory});
-    ASSERT_TRUE(queue_all(*passage, tensor.memory, host.data()));
-    ASSERT_TRUE(passage->queue_second_look(0));
-    ASSERT_TRUE(wait_for(*passage));
+    const auto copies = begun(recorded(), {&tensor.memory});
+    ASSERT_TRUE(queue_all(*copies, tensor.memory, host.data()));
+    ASSERT_TRUE(copies->queue_second_sample(0));
+    ASSERT_TRUE(wait_for(*copies));
     ASSERT_TRUE(device_->fingerprint(tensor.memory, 1, false));
     if (i == 0) events = swsim_calls("cuEventCreate");
   }
@@ -268,18 +289,18 @@ TEST_F(CudaDeviceTest, ALostDeviceFailsEveryCallInWordsAndEveryDestructorReturns
   const auto tensor = DeviceTensor::flat(100'000);
   PinnedBuffer host(100'000);
   must(swsim_stall_copies(0, 1));
-  auto clones = device_->clone({&tensor.memory, 1}, stream_handle());
-  ASSERT_TRUE(clones.has_value());
-  auto passage = begun(marked(), {&tensor.memory});
-  ASSERT_TRUE(queue_all(*passage, tensor.memory, host.data()));
-  auto last = passage->mark();
+  auto early = device_->copy_early({&tensor.memory, 1}, stream_handle());
+  ASSERT_TRUE(early.has_value());
+  auto copies = begun(recorded(), {&tensor.memory});
+  ASSERT_TRUE(queue_all(*copies, tensor.memory, host.data()));
+  auto last = copies->record_event();
   ASSERT_TRUE(last.has_value());
   must(swsim_lose_device(0));
   const Status waited = (*last)->wait();
   ASSERT_FALSE(waited.has_value());
   EXPECT_EQ(waited.error().kind, ErrorKind::kDevice);
   EXPECT_THAT(waited.error().to_string(), AllOf(HasSubstr("cuda:0"), HasSubstr("CUDA_ERROR_UNKNOWN")));
-  EXPECT_FALSE(queue_all(*passage, tensor.memory, host.data()).has_value());
+  EXPECT_FALSE(queue_all(*copies, tensor.memory, host.data()).has_value());
   EXPECT_FALSE(device_->fingerprint(tensor.memory, 1, true).has_value());
   const CopyPiece piece{&tensor.memory, 0, 100, host.data()};
   EXPECT_FALSE(device_->copy_to_host({&piece, 1}).has_value());
@@ -299,13 +320,13 @@ TEST_F(TwoCudaDevices, AStreamOfOneIsHeldBehindCopiesOfTheOther) {
   const auto tensor = DeviceTensor::flat(10'000);
   PinnedBuffer host(10'000);
   must(swsim_stall_copies(1, 1));
-  const auto passage = (*second)->begin(nullptr, {}, 1);
-  ASSERT_TRUE(passage.has_value());
-  ASSERT_TRUE(queue_all(**passage, tensor.memory, host.data()));
-  const auto copied = (*passage)->mark();
+  const auto copies = (*second)->begin(nullptr, {}, 1);
+  ASSERT_TRUE(copies.has_value());
+  ASSERT_TRUE(queue_all(**copies, tensor.memory, host.data()));
+  const auto copied = (*copies)->record_event();
   ASSERT_TRUE(copied.has_value());
-  ASSERT_TRUE(device_->hold(stream_handle(), **copied));
-  const auto behind = marked();
+  ASSERT_TRUE(device_->stream_wait(stream_handle(), **copied));
+  const auto behind = recorded();
   {
     const Scope first(device_->context());
     EXPECT_EQ(cuStreamQuery(stream_), CUresult::kNotReady);

@@ -1,12 +1,11 @@
-#include "device/cuda_driver.hpp"
-
 #include <filesystem>
 #include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "device/cuda_context.hpp"
+#include "device/cuda/context.hpp"
+#include "device/cuda/driver.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/device/cuda_trainer.hpp"
 
@@ -46,12 +45,12 @@ TEST_F(CudaDriver, ErrorsNameCallDeviceAndCode) {
   EXPECT_EQ(lost.kind, ErrorKind::kDevice);
   EXPECT_FALSE(lost.retryable);
   EXPECT_THAT(lost.to_string(), AllOf(HasSubstr("cuEventSynchronize"), HasSubstr("cuda:3"),
-                                      HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"), HasSubstr("start it again")));
+                                      HasSubstr("CUDA_ERROR_ILLEGAL_ADDRESS"), HasSubstr("restart it and restore")));
   const Error full = driver_->error(CUresult::kOutOfMemory, "cuMemAlloc_v2", "cuda:0");
   EXPECT_EQ(full.kind, ErrorKind::kOutOfMemory);
   EXPECT_TRUE(full.retryable);
   const Error wrong = driver_->error(CUresult::kInvalidValue, "cuEventRecord", "cuda:0");
-  EXPECT_THAT(wrong.to_string(), Not(HasSubstr("start it again")));
+  EXPECT_THAT(wrong.to_string(), Not(HasSubstr("restart it and restore")));
 }
 
 TEST_F(CudaDriver, NeedNotKnowItsOwnCode) {

@@ -1,4 +1,4 @@
-// A library that calls itself a CUDA driver and lacks nearly everything.
+// A library that claims to be a CUDA driver but lacks nearly everything.
 extern "C" __attribute__((visibility("default"))) unsigned int cuInit(unsigned int /*flags*/) { return 0; }
 extern "C" __attribute__((visibility("default"))) unsigned int cuDriverGetVersion(int* version) {
   *version = 11040;

@@ -1,5 +1,5 @@
-// What a trainer owns on the simulated device: a primary context that is current, a stream, tensors, pinned memory. Fixtures check at the
-// end that nothing was leaked, no old symbol called, nothing used after its end.
+// What a trainer owns on the simulated device: a current primary context, a stream, tensors, pinned memory. At the end,
+// fixtures check that nothing was leaked, that no old symbol was called, and that nothing was used after its end.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 #include <gtest/gtest.h>
 
-#include "device/cuda_device.hpp"
-#include "device/cuda_driver.hpp"
+#include "device/cuda/device.hpp"
+#include "device/cuda/driver.hpp"
 #include "device/device.hpp"
 #include "sim/driver_api.hpp"
 #include "sim/sim_cuda.h"
@@ -33,7 +33,7 @@ inline Bytes random_bytes(std::size_t size, std::uint64_t seed) {
   return bytes;
 }
 
-// Device memory with a twin on the host that holds what was written last.
+// Device memory, and a twin on the host that has the bytes written last.
 class DeviceTensor {
  public:
   explicit DeviceTensor(StridedMemory form, std::uint64_t seed = 1) : memory(std::move(form)) {
@@ -60,7 +60,7 @@ class DeviceTensor {
     must(swsim_read(bytes.data(), address, bytes.size()));
     return bytes;
   }
-  // The packed form of the twin, as the host device gives it.
+  // The packed form of the twin, made by the host device.
   [[nodiscard]] Bytes packed_twin() const {
     StridedMemory on_host = memory;
     on_host.data = const_cast<std::byte*>(twin.data());
@@ -98,7 +98,7 @@ class PinnedBuffer {
   std::uint64_t size_;
 };
 
-// The simulator as new, with `devices` of them.
+// A fresh simulator with this many devices.
 class SimulatedDriver : public ::testing::Test {
  protected:
   explicit SimulatedDriver(int devices = 1) : devices_(devices) {}
@@ -169,23 +169,23 @@ class OnCudaDevice : public SimulatedDriver {
   }
 
   [[nodiscard]] StreamHandle stream_handle() const { return reinterpret_cast<StreamHandle>(stream_); }
-  std::shared_ptr<Event> marked() {
+  std::shared_ptr<Event> recorded() {
     const StreamHandle stream = stream_handle();
-    auto point = device_->mark({&stream, 1});
+    auto point = device_->record_event({&stream, 1});
     EXPECT_TRUE(point.has_value());
     return point.value_or(nullptr);
   }
-  std::unique_ptr<Passage> begun(std::shared_ptr<Event> produced, std::vector<const StridedMemory*> guarded = {}) {
-    auto passage = device_->begin(std::move(produced), guarded, 7);
-    EXPECT_TRUE(passage.has_value()) << passage.error().to_string();
-    return std::move(passage).value_or(nullptr);
+  std::unique_ptr<DeviceCopies> begun(std::shared_ptr<Event> produced, std::vector<const StridedMemory*> guarded = {}) {
+    auto copies = device_->begin(std::move(produced), guarded, 7);
+    EXPECT_TRUE(copies.has_value()) << copies.error().to_string();
+    return std::move(copies).value_or(nullptr);
   }
-  static Status queue_all(Passage& passage, const StridedMemory& tensor, std::byte* to) {
+  static Status queue_all(DeviceCopies& copies, const StridedMemory& tensor, std::byte* to) {
     const CopyPiece piece{&tensor, 0, tensor.size_bytes(), to};
-    return passage.queue_copies({&piece, 1});
+    return copies.queue_copies({&piece, 1});
   }
-  static Status wait_for(Passage& passage) {
-    auto point = passage.mark();
+  static Status wait_for(DeviceCopies& copies) {
+    auto point = copies.record_event();
     return point.has_value() ? (*point)->wait() : Status(std::unexpected(point.error()));
   }
 

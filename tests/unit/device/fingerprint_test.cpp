@@ -33,7 +33,7 @@ TEST_F(Fingerprint, TheSameBytesAndSeedGiveTheSameValue) {
   auto bytes = random_bytes(100'000);
   auto twin = bytes;
   EXPECT_EQ(of(flat(bytes), 7), of(flat(twin), 7));
-  EXPECT_NE(of(flat(bytes), 7), of(flat(bytes), 8)) << "another seed looks at other places";
+  EXPECT_NE(of(flat(bytes), 7), of(flat(bytes), 8)) << "another seed samples other places";
 }
 
 TEST_F(Fingerprint, EveryByteOfASmallTensorCounts) {
@@ -77,7 +77,7 @@ TEST_F(Fingerprint, SeedsReachEveryByteOfATensorSoonerOrLater) {
       noticed = of(flat(bytes), seed) != before;
       bytes[place] ^= std::byte{1};
     }
-    EXPECT_TRUE(noticed) << "byte " << place << " is never looked at";
+    EXPECT_TRUE(noticed) << "byte " << place << " is never sampled";
   }
 }
 

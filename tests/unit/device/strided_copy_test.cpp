@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Memory large enough for `memory`'s largest address, filled with bytes that tell places apart.
+// Memory that reaches to the largest address of `memory`, filled with a different byte at each place.
 std::vector<std::byte> backing_for(StridedMemory& memory) {
   std::int64_t last = 0;
   for (std::size_t d = 0; d < memory.shape.size(); ++d) {
@@ -29,7 +29,7 @@ std::vector<std::byte> backing_for(StridedMemory& memory) {
   return backing;
 }
 
-// Element by element, the obvious way.
+// The obvious way: element by element.
 std::vector<std::byte> pack_naively(const StridedMemory& memory) {
   std::vector<std::byte> packed(memory.size_bytes());
   for (std::uint64_t e = 0; e < packed.size() / memory.item_bytes; ++e) {
@@ -111,7 +111,7 @@ TEST_P(EveryItemSize, UnpackingInPiecesRestoresTheTensorAndNothingElse) {
     }
     EXPECT_EQ(pack_naively(memory), packed) << form.name;
 
-    // What no element covers is as it was: clear the elements and look.
+    // Bytes outside of the elements must be unchanged: clear the elements and compare.
     std::ranges::fill(packed, std::byte{0xcc});
     const CopyPiece piece{&tensor, 0, packed.size(), packed.data()};
     ASSERT_TRUE(device_->copy_from_host({&piece, 1}));

@@ -1,8 +1,8 @@
-// close() beside every other call. The rule (docs/threading.md): what save() accepted before is committed or named by close(),
-// a save() that comes too late answers kClosed, and nothing is pulled from under a call that is still inside.
+// close() beside every other call. The rule (docs/threading.md): what save() accepted before is committed or named by
+// close(). A save() that comes too late returns kClosed. A call that is still inside loses nothing that it uses.
 //
-// Schedules are forced: by a tensor that stops its reader (gated_tensor.hpp), by a disk that holds writes back or hangs,
-// by plans of restore() that call close(). The stress test at the end adds those nobody thought of.
+// The tests force schedules with a tensor that stops its reader (gated_tensor.hpp), with a disk that holds writes back
+// or hangs, and with plans of restore() that call close(). The stress test at the end adds random ones.
 #include <atomic>
 #include <latch>
 #include <set>

@@ -1,5 +1,5 @@
-// What the engine's tests on the simulated device share: a trainer with a stream and tensors on it, and an engine that finds the driver by
-// its path.
+// What the engine's tests on the simulated device share: a trainer with a stream and tensors on it, and an engine that
+// finds the driver by its path.
 #pragma once
 
 #include <deque>

@@ -3,9 +3,9 @@
 #include <set>
 #include <utility>
 
+#include "capture/replica_digests.hpp"
+#include "capture/replica_samples.hpp"
 #include "device/devices.hpp"
-#include "engine/replica_digests.hpp"
-#include "engine/replica_samples.hpp"
 #include "unit/engine/cuda_fixture.hpp"
 
 namespace slackwater::test {
@@ -42,8 +42,8 @@ class ReplicasOnCuda : public EngineOnCuda {
  protected:
   static void share(State& state) {
     for (Tensor& tensor : state.tensors) {
-      tensor.shard =
-          Shard{.global_shape = tensor.shape, .offset = Shape(tensor.shape.size()), .replica_group = "dp", .replicas = 2};
+      tensor.shard = Shard{
+          .global_shape = tensor.shape, .offset = Shape(tensor.shape.size()), .replica_group = "dp", .replicas = 2};
     }
   }
   State shared_state() {
@@ -59,12 +59,12 @@ class ReplicasOnCuda : public EngineOnCuda {
     }
     return state;
   }
-  ReplicaLook look(const State& state, std::uint64_t step) {
-    auto look = ReplicaSampler().look(state, *devices_, step);
+  PendingReplicaSamples look(const State& state, std::uint64_t step) {
+    auto look = ReplicaSampler().sample(state, *devices_, step);
     if (!look) throw std::runtime_error(look.error().to_string());
     return std::move(*look);
   }
-  static ReplicaSamples samples(ReplicaLook look) {
+  static ReplicaSamples samples(PendingReplicaSamples look) {
     auto samples = look.samples(0);
     if (!samples) throw std::runtime_error(samples.error().to_string());
     return samples->at("dp");
@@ -100,10 +100,10 @@ TEST_F(ReplicasOnCuda, SamplesAreTakenInTheOrderOfTheStreamAndNobodyWaits) {
   must(swsim_stall_copies(0, SWSIM_STALL_ON));
   queue_update(50'000'000);
   const auto before = expected();
-  ReplicaLook first = look(state, 1);  // at what that update makes, and at nothing later
+  PendingReplicaSamples first = look(state, 1);  // at what that update makes, and at nothing later
   queue_update();
   const auto after = expected();
-  ReplicaLook second = look(state, 1);
+  PendingReplicaSamples second = look(state, 1);
   must(swsim_stall_copies(0, SWSIM_STALL_OFF));
   EXPECT_EQ(samples(std::move(first)).all, samples(look(on_host(state, before), 1)).all);
   EXPECT_EQ(samples(std::move(second)).all, samples(look(on_host(state, after), 1)).all);
@@ -116,7 +116,7 @@ TEST_F(ReplicasOnCuda, OfManyTensorsOnADeviceSomeAreLookedAtAndAllInTheirTurn) {
   std::set<std::string> listed;
   for (std::uint64_t step = 1; step <= 150; ++step) {
     const ReplicaSamples seen = samples(look(state, step));
-    EXPECT_EQ(seen.count, kDeviceLooks);
+    EXPECT_EQ(seen.count, kDeviceSamples);
     for (const auto& [name, digest] : seen.some) listed.insert(name);
   }
   EXPECT_EQ(listed.size(), 100u);

@@ -1,5 +1,5 @@
-// An update before the copies are done, over random schedules: whatever the sizes, the pool, the speed of the copy engine and the number of
-// snapshots in flight, the bytes saved are those of before the update.
+// An update before the copies are done, over random schedules. Whatever the sizes, the pool, the speed of the copy
+// engine and the number of snapshots in flight, the saved bytes are those from before the update.
 #include <cstdio>
 #include <deque>
 #include <random>

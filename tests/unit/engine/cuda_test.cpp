@@ -360,8 +360,8 @@ TEST_F(EngineOnCuda, StalledDeviceLetsTheFenceGoAfterTheStallTimeout) {
   Options impatient = options();
   impatient.stall_timeout = std::chrono::milliseconds(100);
   Engine engine = open(impatient);
-  // The pool may still be being made, and on a busy machine that alone takes longer than the time-out: then the next step
-  // is tried. After that all slabs are free, and a save waits for nothing.
+  // The pool may not be ready yet. On a busy machine that alone takes longer than the time-out, and the next step is
+  // tried. After that all slabs are free, and a save waits for nothing.
   std::uint64_t step = 1;
   for (Status first = save(engine, step).wait(Level::kCommitted); !first;
        first = save(engine, ++step).wait(Level::kCommitted)) {
@@ -427,6 +427,45 @@ TEST_F(EngineOnTwoDevices, DeviceWithoutAStreamMakesTheFenceWaitOnTheHost) {
   ASSERT_TRUE(snapshot.fence(only_first));
   EXPECT_TRUE(snapshot.released());
   EXPECT_EQ(snapshot.stats().host_fences, 1u);
+}
+
+// Both devices are in use. Device 0 is near node 4, device 1 near node 7.
+class EngineOnTwoNodes : public EngineOnCuda {
+ protected:
+  EngineOnTwoNodes() : EngineOnCuda(2) {}
+  void SetUp() override {
+    ASSERT_NO_FATAL_FAILURE(EngineOnCuda::SetUp());
+    for (const int device : {0, 1}) {
+      swsim_device_config config{};
+      must(swsim_get_config(device, &config));
+      config.numa_node = device == 0 ? 4 : 7;
+      must(swsim_set_config(device, &config));
+      use_device(device);
+    }
+  }
+};
+
+TEST_F(EngineOnTwoNodes, PoolAtOpenBelongsToTheCurrentDevice) {
+  use_device(1);
+  EXPECT_EQ(open(options()).stats().pool_numa_node, 7);
+  use_device(0);
+  EXPECT_EQ(open(options()).stats().pool_numa_node, 4);
+}
+
+TEST_F(EngineOnTwoNodes, PoolBelongsToTheDeviceThatHoldsMostOfTheState) {
+  add("small", 4096, 0);
+  add("large", 2 * kMiB, 1);
+  use_device(0);
+  Options automatic = options();
+  automatic.pool_bytes = 0;
+  Engine saves = open(automatic);
+  ASSERT_TRUE(save(saves, 1).wait(Level::kCommitted));
+  EXPECT_EQ(saves.stats().pool_numa_node, 7);
+  ASSERT_TRUE(saves.close());
+  automatic.path += "-prepared";
+  Engine prepares = open(automatic);
+  ASSERT_TRUE(prepares.prepare(state()));
+  EXPECT_EQ(prepares.stats().pool_numa_node, 7);
 }
 
 }  // namespace

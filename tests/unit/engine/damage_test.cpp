@@ -136,6 +136,49 @@ TEST_F(DamageTest, AFallbackThatWouldLeaveBytesOfTheDamagedVersionIsAnError) {
   EXPECT_NE(restored.error().message.find("undefined"), std::string::npos) << restored.error().message;
 }
 
+TEST_F(DamageTest, DamageInWhatTheCallerReadsByItselfFallsBackToo) {
+  Engine engine = open(options());
+  Reader reader;
+  std::vector<std::uint64_t> asked;
+  RestoreOptions restoring;
+  restoring.read_rest = [&](const Checkpoint& checkpoint, const RestoreOptions::OnProgress& on_progress) -> Status {
+    asked.push_back(checkpoint.version().step);
+    on_progress();  // does nothing where no other rank waits
+    if (checkpoint.version().step == 1) return {};
+    return fail(ErrorKind::kCorrupt, "a tensor that is converted is damaged");
+  };
+  auto restored = engine.restore(restoring, reader.plan());
+  ASSERT_TRUE(restored && *restored);
+  EXPECT_EQ((*restored)->version.step, 1u);
+  EXPECT_EQ(reader.read, at_one_);
+  EXPECT_EQ(asked, (std::vector<std::uint64_t>{2, 1}));
+  ASSERT_EQ((*restored)->damaged.size(), 1u);
+  EXPECT_NE((*restored)->damaged[0].find("step 2: a tensor that is converted is damaged"), std::string::npos);
+}
+
+TEST_F(DamageTest, NoOtherErrorOfTheCallerIsTakenForDamage) {
+  for (const ErrorKind kind : {ErrorKind::kIo, ErrorKind::kNotFound, ErrorKind::kInvalidArgument}) {
+    Engine engine = open(options());
+    Reader reader;
+    RestoreOptions restoring;
+    restoring.read_rest = [&](const Checkpoint&, const RestoreOptions::OnProgress&) -> Status {
+      return fail(kind, "the disk does not answer");
+    };
+    auto restored = engine.restore(restoring, reader.plan());
+    ASSERT_FALSE(restored);
+    EXPECT_EQ(restored.error().kind, kind);
+    EXPECT_NE(restored.error().message.find("undefined"), std::string::npos) << restored.error().message;
+  }
+  Engine engine = open(options());
+  Reader reader;
+  const auto damaged_plan = [](const Checkpoint&) -> Result<std::vector<Target>> {
+    return fail(ErrorKind::kCorrupt, "what the plan needs is not there");
+  };
+  auto restored = engine.restore({}, damaged_plan);
+  ASSERT_FALSE(restored) << "where tensors go is for the caller to say";
+  EXPECT_EQ(restored.error().message, "what the plan needs is not there");
+}
+
 TEST_F(DamageTest, NothingGoodLeftIsAnErrorAndNotAFreshStart) {
   flip(file("rank-00000.safetensors", 1), 100);
   flip(file("manifest.json", 2), 30);
@@ -164,7 +207,7 @@ TEST_F(DamageTest, SavingGoesOnFromTheVersionThatWasRestored) {
   Engine engine = open(options());
   Reader reader;
   ASSERT_EQ(restore(engine, reader), 1u);
-  save_and_commit(engine, 2, model_);  // under a new attempt: the damaged step 2 is superseded
+  save_and_commit(engine, 2, model_);  // under a new attempt: the damaged step 2 is replaced
   ASSERT_TRUE(engine.wait(Level::kCommitted));
   ASSERT_EQ(restore(engine, reader), 2u);
   EXPECT_EQ(reader.read, model_.copy());

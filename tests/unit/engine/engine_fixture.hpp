@@ -111,9 +111,9 @@ class EngineTest : public ::testing::Test {
     const Status status = save(engine, step, model).wait(Level::kCommitted);
     ASSERT_TRUE(status) << status.error().to_string();
   }
-  // The first commit of an engine with a short stall_timeout. Its pool may still be being made, and on a busy machine
-  // that alone takes longer than the time-out. So the next step is tried as long as nothing else is wrong. The step that
-  // committed. A model of one slab then waits for nothing any more, however busy the machine is.
+  // Makes the first commit of an engine with a short stall_timeout, and returns its step. The pool may not be ready
+  // yet, which on a busy machine alone takes longer than the time-out. So the next step is tried as long as nothing
+  // else is wrong. From then on a model of one slab waits for nothing, however busy the machine is.
   static std::uint64_t commit_first(Engine& engine, const Model& model) {
     for (std::uint64_t step = 1; step <= kTries; ++step) {
       const Status status = save(engine, step, model).wait(Level::kCommitted);

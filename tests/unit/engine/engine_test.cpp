@@ -215,6 +215,7 @@ TEST_F(EngineTest, ATensorTheCallerFoundTornIsNeverCommittedAndIsCapturedAtOnceA
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
   EXPECT_NE(status.error().message.find("'w'"), std::string::npos);
+  EXPECT_EQ(status.error().tensor, "w");
   const Status kept = engine.wait(Level::kCommitted);
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().kind, ErrorKind::kTorn);

@@ -114,7 +114,7 @@ TEST_F(FaultTest, AWriteBeforeTheFenceIsCaughtAndNeverCommitted) {
   Engine engine = open_faulty(options());
   fs_->hold_writes();
   Snapshot snapshot = save(engine, 1, model);
-  fs_->wait_held(2);                      // the pool of two slabs is full: four windows are still to be copied
+  fs_->wait_held(2);                      // the pool of two slabs is full: four chunks are still to be copied
   std::ranges::fill(w, std::byte{0x5a});  // misuse: no fence
   fs_->release_writes();
   const Status status = snapshot.wait(Level::kCommitted);

@@ -28,8 +28,9 @@ class FaultyEngineTest : public EngineTest {
     std::chrono::steady_clock::time_point began;  // before the save
     Snapshot snapshot;
   };
-  // From now on the disk takes no writes, and one of this snapshot waits for it: it is in flight until release_writes().
-  // With a short stall_timeout a busy machine may give a snapshot up before its first write. Then the next step is tried.
+  // From now on the disk accepts no writes. A write of this snapshot waits, so it is in flight until release_writes().
+  // With a short stall_timeout, a busy machine may give up a snapshot before its first write. It then tries the
+  // next step.
   Hung save_hung(Engine& engine, std::uint64_t step, const Model& model) {
     for (const std::uint64_t last = step + kTries; step < last; ++step) {
       const std::uint64_t before = fs_->held_writes();

@@ -1,8 +1,8 @@
-// GatedTensor: a tensor whose first reader stops until the test lets it go on. So a test can hold save() in the midst of
-// its capture, on a schedule of its own, without any hook in the product.
+// GatedTensor: a tensor whose first reader stops until the test lets it continue. So a test can hold save() in the
+// middle of its capture for as long as it wants, without any hook in the product.
 //
-// The pages cannot be read at first. Who reads them gets a SIGSEGV, whose handler reports it, waits for open(), makes the pages
-// readable and lets the same instruction run again. Only calls that are async-signal-safe are made there.
+// The pages cannot be read at first. A thread that reads them gets a SIGSEGV. The handler reports it, waits for open(),
+// makes the pages readable and lets the same instruction run again. It makes only async-signal-safe calls.
 // One at a time in a process. Thread rule: as it says. Lifetime: outlives whoever reads it.
 #pragma once
 

@@ -6,13 +6,13 @@
 #include <thread>
 
 #include "base/json.hpp"
-#include "commit/catalog.hpp"
-#include "commit/index.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/file_bytes.hpp"
 #include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
+#include "version/catalog.hpp"
+#include "version/index.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -300,8 +300,8 @@ TEST_F(GlobalTensorsTest, ReplicasAreComparedAgainAfterARestore) {
   commit_all(3, state_of);
 }
 
-// In groups of two: the speaker of ranks 2 and 3 finds it, and passes on no lists.
-TEST_F(GlobalTensorsTest, ReplicasThatDifferWithinAGroupAreFoundByItsSpeaker) {
+// In groups of two: the group leader of ranks 2 and 3 finds it, and passes on no lists.
+TEST_F(GlobalTensorsTest, ReplicasThatDifferWithinAGroupAreFoundByItsLeader) {
   start(4);
   std::vector<Bytes> own;
   for (unsigned rank = 0; rank < 4; ++rank) {
@@ -484,10 +484,12 @@ TEST_F(GlobalTensorsTest, ReplicatedValuesAreComparedAtEveryStep) {
   const auto state_of = [&](std::uint32_t rank) {
     State state;
     state.tree = R"({"slackwater_tree":1,"state":{"data":)" + (rank == 1 ? of_one : of_others) + "}}";
+    state.values["data"] = rank == 1 ? of_one : of_others;
     state.replicated_values["data"] = rank == 1 ? of_one : of_others;
     return state;
   };
-  const std::string ranks = " is not the same on ranks 0, 2 and rank 1; bring the ranks into step, or save it as a value";
+  const std::string ranks =
+      " is not the same on ranks 0, 2 and rank 1; bring the ranks into step, or save it as a value";
   commit_all(1, state_of);
   of_one = R"({"place":4,"order":[1,2]})";
   expect_abort(2, state_of, "replicated value 'data.place'" + ranks);
@@ -504,8 +506,9 @@ TEST_F(GlobalTensorsTest, ValuesThatDifferAreListedInTheManifest) {
   bool differ = true;
   const auto state_of = [&](std::uint32_t rank) {
     State state;
-    state.tree = R"({"slackwater_tree":1,"state":{"epoch":3,"rng":)" + std::to_string(differ ? rank : 0) +
-                 (differ && rank == 2 ? R"(,"extra":null}})" : "}}");
+    state.tree = "differs, whatever the values do: " + std::to_string(rank);
+    state.values = {{"epoch", "3"}, {"rng", std::to_string(differ ? rank : 0)}};
+    if (differ && rank == 2) state.values["extra"] = "null";
     return state;
   };
   commit_all(1, state_of);

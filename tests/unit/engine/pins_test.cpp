@@ -2,8 +2,8 @@
 #include <filesystem>
 #include <limits>
 
-#include "commit/names.hpp"
 #include "unit/engine/faulty_engine_fixture.hpp"
+#include "version/names.hpp"
 
 namespace slackwater::test {
 namespace {

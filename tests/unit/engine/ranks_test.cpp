@@ -7,13 +7,13 @@
 #include <map>
 #include <thread>
 
-#include "commit/catalog.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/hand_clock.hpp"
 #include "support/memory_store.hpp"
 #include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
+#include "version/catalog.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -70,7 +70,7 @@ class RanksTest : public EngineTest {
       ranks_.push_back(std::make_unique<Rank>(std::move(options), ++seed_));
     }
   }
-  // On a clock that stands still until the test moves it: no rank runs out of patience because the machine is busy.
+  // On a clock that stands still until the test moves it, so no rank reaches its deadline because the machine is busy.
   void start_without_time(std::uint32_t world, const Change& change = [](Options&) {}) {
     ranks_.clear();
     for (std::uint32_t rank = 0; rank < world; ++rank) ranks_.push_back(rank_without_time(rank, world, change));
@@ -98,24 +98,24 @@ class RanksTest : public EngineTest {
   }
   // Until each of these ranks has looked for messages of the others some more times, or its snapshot has ended. Whoever
   // looks, waits. Whoever has looked since the clock was moved, knows.
-  void until_looked(const std::vector<std::uint32_t>& ranks, const std::vector<Snapshot>& snapshots) {
+  void until_polled(const std::vector<std::uint32_t>& ranks, const std::vector<Snapshot>& snapshots) {
     constexpr std::uint64_t kLists = 32;  // directories: a look around lists several
     std::map<std::uint32_t, std::uint64_t> enough;
     for (const std::uint32_t rank : ranks) enough[rank] = ranks_[rank]->fs->count(FsCall::kList) + kLists;
     for (const std::uint32_t rank : ranks)
       until([&] { return ended(snapshots[rank]) || ranks_[rank]->fs->count(FsCall::kList) >= enough[rank]; });
   }
-  // Time passes until this snapshot has ended: first as much as any rank has patience, then by small parts. Before each,
-  // all of these ranks have seen what the last one did, and what the others did about it.
+  // Time passes until this snapshot has ended: first as much as any rank waits, then in small parts. Before each part,
+  // all of these ranks have seen the effect of the last one, and how the others reacted.
   void pass_until_ended(std::uint32_t rank, const std::vector<std::uint32_t>& ranks,
                         const std::vector<Snapshot>& snapshots) {
     pass(kShort * 9 / 10);
     for (int parts = 0; parts < 100 && !ended(snapshots[rank]); ++parts) {
-      until_looked(ranks, snapshots);
-      until_looked(ranks, snapshots);
+      until_polled(ranks, snapshots);
+      until_polled(ranks, snapshots);
       pass(kShort / 20);
     }
-    EXPECT_TRUE(ended(snapshots[rank])) << "rank " << rank << " does not run out of patience";
+    EXPECT_TRUE(ended(snapshots[rank])) << "rank " << rank << " does not reach its deadline";
   }
   // The same where nobody competes with this rank.
   Status end_of(Snapshot snapshot) {
@@ -176,7 +176,7 @@ class RanksTest : public EngineTest {
       ASSERT_TRUE(snapshots[rank].wait(Level::kDurable));
     }
     ranks_[late]->fs->wait_hung(1);
-    until_looked(others, snapshots);  // all wait now, and since the same moment
+    until_polled(others, snapshots);  // all wait now, and since the same moment
     pass_until_ended(witness, others, snapshots);
     ASSERT_FALSE(snapshots[witness].wait(Level::kCommitted));
     ranks_[late]->fs->release_hung();
@@ -269,7 +269,7 @@ TEST_F(RanksTest, ReadersSeeTheTensorsOfAllRanksUnderNamesOfTheirOwn) {
 TEST_F(RanksTest, AnErrorOnOneRankAbortsTheStepOnAllAndTheNextCommits) {
   start(9);
   commit_all(1);
-  for (const std::uint32_t failing : {5u, 4u, 0u}) {  // a member, the speaker of its group, the leader
+  for (const std::uint32_t failing : {5u, 4u, 0u}) {  // a member, the group leader of its group, the leader
     const std::uint64_t step = steps(*ranks_[0]->engine).back() + 1;
     ranks_[failing]->fs->fail(FsCall::kSyncData, EIO, {.path = "safetensors"});
     std::vector<Status> statuses = outcomes(save_all(step));
@@ -289,7 +289,7 @@ TEST_F(RanksTest, AnErrorOnOneRankAbortsTheStepOnAllAndTheNextCommits) {
 TEST_F(RanksTest, ALateRankIsNamedAndLearnsItsFate) { expect_late_rank_named(4, 3, 0); }
 
 // Of nine ranks in groups of two, rank 4 speaks for 4 to 7, and hears 6, who hears 7.
-TEST_F(RanksTest, ALateSpeakerOfSpeakersIsNamedByWhoWaitsForIt) { expect_late_rank_named(9, 4, 8); }
+TEST_F(RanksTest, ALateLeaderOfGroupLeadersIsNamedByWhoWaitsForIt) { expect_late_rank_named(9, 4, 8); }
 
 // Between its vote and the decision a rank's record comes to hold other bytes: a commit would name what is not there.
 TEST_F(RanksTest, ARecordThatIsNotTheOneVotedForAbortsTheStep) {
@@ -308,7 +308,7 @@ TEST_F(RanksTest, ARecordThatIsNotTheOneVotedForAbortsTheStep) {
   }
   ranks_[1]->fs->release_hung();
   ASSERT_TRUE(snapshots[1].wait(Level::kDurable));
-  until_looked({1, 0}, snapshots);  // rank 1 waits for the outcome, and rank 0 for the record that it voted for
+  until_polled({1, 0}, snapshots);  // rank 1 waits for the outcome, and rank 0 for the record that it voted for
   pass_until_ended(0, {0, 1}, snapshots);
   expect_same_abort(outcomes(std::move(snapshots)), "rank 1: its record, as rank 0 finds it, is not the one it wrote");
   commit_all(3);
@@ -374,11 +374,11 @@ TEST_F(RanksTest, ADecisionThatIsThereAlreadyIsObeyedByTheLeader) {
   ranks_[2]->fs->hang(FsCall::kSyncData, {.path = "safetensors"});
   std::vector<Snapshot> snapshots = save_all(2);
   ASSERT_TRUE(snapshots[1].wait(Level::kDurable));
-  until_looked({1}, snapshots);                        // it waits for the outcome
+  until_polled({1}, snapshots);                        // it waits for the outcome
   pass(kShort * 2);                                    // too long for rank 1, and for no other
   ASSERT_FALSE(snapshots[1].wait(Level::kCommitted));  // it has published the abort
   ranks_[2]->fs->release_hung();                       // now everybody votes for a commit
-  expect_same_abort(outcomes(std::move(snapshots)), "when rank 1 ran out of patience");
+  expect_same_abort(outcomes(std::move(snapshots)), "when the deadline of rank 1 passed");
   commit_all(3);
 }
 
@@ -390,6 +390,8 @@ TEST_F(RanksTest, AZombieOfAnEarlierAttemptHarmsNothing) {
   for (const Outcome& restored : restore_all()) ASSERT_TRUE(restored.result && *restored.result);
   commit_all(2);
   ASSERT_TRUE(ranks_[0]->engine->wait(Level::kCommitted));  // what the old run left is cleared away
+  // A delete waits for the cleaner, which would else take the zombie's directory away while that still writes there.
+  EXPECT_EQ(ranks_[0]->engine->remove(999).error().kind, ErrorKind::kNotFound);
   const Status late = save(*zombie->engine, 2, zombie->model).wait(Level::kCommitted);
   ASSERT_FALSE(late);
   EXPECT_EQ(late.error().kind, ErrorKind::kAborted) << late.error().to_string();
@@ -540,7 +542,9 @@ TEST_F(RanksTest, AnyRankPinsAStepInFlightAndTheMetricOfRankZeroDecides) {
   const double losses[] = {0.5, 0.1, 0.9, 0.7, 0.8};
   for (std::uint64_t step = 1; step <= 5; ++step) {
     std::vector<Snapshot> snapshots = save_with(step, losses[step - 1]);
-    if (step == 1) ASSERT_TRUE(ranks_[2]->engine->pin(1));
+    if (step == 1) {
+      ASSERT_TRUE(ranks_[2]->engine->pin(1));
+    }
     for (Snapshot& snapshot : snapshots) snapshot.seal();
     for (const Status& status : outcomes(std::move(snapshots))) ASSERT_TRUE(status) << status.error().to_string();
   }
@@ -658,7 +662,7 @@ TEST_P(SkippingRanksTest, ARankThatHearsOfItsTurnTooLateSaysSoAtOnceAndTheNextTu
       const Status status = saved->wait(Level::kCommitted);
       ASSERT_FALSE(status);
       EXPECT_EQ(status.error().kind, ErrorKind::kAborted);
-      told = told || status.error().message.find("rank 1: word that step") != std::string::npos;
+      told = told || status.error().message.find("rank 1: rank 0 chose step") != std::string::npos;
     }
     std::this_thread::sleep_for(milliseconds(1));  // a step of training
   }

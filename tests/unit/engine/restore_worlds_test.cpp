@@ -1,4 +1,5 @@
-// Global tensors restored by another number of ranks than saved them: every rank gets its boxes of the same version, and the run goes on.
+// Global tensors are restored by another number of ranks than saved them. Every rank gets its boxes of the same
+// version, and the run continues.
 #include <filesystem>
 #include <functional>
 #include <thread>

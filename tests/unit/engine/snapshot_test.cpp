@@ -16,16 +16,17 @@ std::shared_ptr<Snapshot::Impl> snapshot(bool sealed_by_caller, std::chrono::mil
                                                                .save_began = std::chrono::steady_clock::now(),
                                                                .stall_timeout = stall_timeout,
                                                                .sealed_by_caller = sealed_by_caller},
-                                          std::make_shared<SharedFacts>());
+                                          std::make_shared<EngineStatus>());
 }
 
-// The commit thread may look at the very moment the caller says that a tensor was torn: it must never find the snapshot sealed and well.
+// The commit thread may look at the very moment when the caller reports a torn tensor. It must never find the snapshot
+// sealed and without an error.
 TEST(SnapshotStates, DecisionThatMeetsATornSealAlwaysSeesTheError) {
   for (int i = 0; i < 2000; ++i) {
     const auto torn = snapshot(true);
     std::optional<Error> seen;
     std::thread decider([&] { seen = torn->begin_decision(); });
-    torn->seal({"w"});
+    torn->seal({"w"}, {});
     decider.join();
     ASSERT_TRUE(seen.has_value());
     ASSERT_EQ(seen->kind, ErrorKind::kTorn);
@@ -41,7 +42,7 @@ TEST(SnapshotStates, DecisionWaitsForTheSeal) {
     decided = true;
   });
   EXPECT_FALSE(decided);
-  sealed->seal({});
+  sealed->seal({}, {});
   decider.join();
   EXPECT_FALSE(seen.has_value());
 }
@@ -105,13 +106,14 @@ TEST(SnapshotStates, FenceThatStallsGivesTheSnapshotUpAndOpens) {
 
 // Slow storage is not storage that hangs: whatever moves begins the stall time anew.
 TEST(SnapshotStates, EveryStepForwardCountsAsProgress) {
-  const auto facts = std::make_shared<SharedFacts>();
-  Snapshot::Impl moving({.step = 1, .save_began = std::chrono::steady_clock::now(), .stall_timeout = 60s}, facts);
+  const auto engine_status = std::make_shared<EngineStatus>();
+  Snapshot::Impl moving({.step = 1, .save_began = std::chrono::steady_clock::now(), .stall_timeout = 60s},
+                        engine_status);
   const auto begins_anew = [&](const auto& move) {
-    const auto before = facts->last_progress.load();
-    while (SharedFacts::Instant::now().time_since_epoch().count() == before) std::this_thread::yield();
+    const auto before = engine_status->last_progress.load();
+    while (EngineStatus::Instant::now().time_since_epoch().count() == before) std::this_thread::yield();
     move();
-    return facts->last_progress.load() > before;
+    return engine_status->last_progress.load() > before;
   };
   EXPECT_TRUE(begins_anew([&] { moving.set_total(10); }));
   EXPECT_TRUE(begins_anew([&] { moving.add_staged(1); }));
@@ -128,7 +130,7 @@ TEST(SnapshotStates, FenceOfAHostSnapshotOpensWhenTheSourcesAreReleased) {
   });
   EXPECT_TRUE(staged->fence({}));
   copier.join();
-  EXPECT_TRUE(staged->released());
+  EXPECT_TRUE(staged->wait_released(0s));
   EXPECT_EQ(staged->stats().host_fences, 1u);
 }
 

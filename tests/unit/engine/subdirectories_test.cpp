@@ -1,14 +1,15 @@
-// Four ranks in two subdirectories, as thousands would lie: saved, restored on four and on two, verified, pruned, given up.
+// Four ranks in two subdirectories, laid out as thousands would be. A run is saved, restored on four ranks and on two,
+// verified, pruned, and given up.
 #include <filesystem>
 #include <set>
 #include <thread>
 
-#include "commit/catalog.hpp"
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/global_tensor.hpp"
 #include "support/rank_storage.hpp"
 #include "unit/engine/engine_fixture.hpp"
+#include "version/catalog.hpp"
 
 namespace slackwater::test {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "layout/stream_layout.hpp"
+#include "layout/file_layout.hpp"
 
 namespace slackwater {
 namespace {

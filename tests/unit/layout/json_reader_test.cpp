@@ -75,7 +75,7 @@ TEST(JsonReader, ObjectsInsideObjects) {
   EXPECT_EQ(seen, "a(x1)b()c(y2z3)");
 }
 
-TEST(JsonReader, TheFirstMistakeSticks) {
+TEST(JsonReader, TheFirstErrorSticks) {
   JsonReader reader(R"({"a" 1, "b": 2})");
   std::string key;
   std::uint64_t number = 7;

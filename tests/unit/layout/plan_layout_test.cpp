@@ -6,14 +6,14 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "layout/file_layout.hpp"
 #include "layout/safetensors_header.hpp"
-#include "layout/stream_layout.hpp"
 #include "tensor/shape.hpp"
 
 namespace slackwater {
 namespace {
 
-constexpr StreamIdentity kIdentity{.step = 42, .attempt = 7, .rank = 3, .world = 4};
+constexpr FileIdentity kIdentity{.step = 42, .attempt = 7, .rank = 3, .world = 4};
 alignas(16) std::array<char, 4096> memory;
 
 SnapshotLayout planned(const State& state, std::uint64_t max_header = kMaxHeaderBytes) {
@@ -23,9 +23,9 @@ SnapshotLayout planned(const State& state, std::uint64_t max_header = kMaxHeader
   return std::move(*layout);
 }
 
-std::string_view json_of(const StreamLayout& part) { return std::string_view(part.header()).substr(8); }
+std::string_view json_of(const FileLayout& part) { return std::string_view(part.header()).substr(8); }
 
-ParsedHeader parsed(const StreamLayout& part) {
+ParsedHeader parsed(const FileLayout& part) {
   const auto length = header_bytes(std::string_view(part.header()).substr(0, 8), part.size_bytes(), "f");
   EXPECT_TRUE(length.has_value());
   EXPECT_EQ(*length + 8, part.header().size());
@@ -168,7 +168,7 @@ TEST(PlanLayout, AHeaderAboveTheLimitIsSplitIntoParts) {
   std::set<std::string> names;
   std::uint64_t total = 0;
   for (std::size_t i = 0; i < layout.parts.size(); ++i) {
-    const StreamLayout& part = layout.parts[i];
+    const FileLayout& part = layout.parts[i];
     EXPECT_LE(part.header().size() - 8, kLimit);
     EXPECT_EQ(part.file_name(), i == 0 ? "rank-00003.safetensors" : "rank-00003-" + std::to_string(i) + ".safetensors");
     const ParsedHeader header = parsed(part);

@@ -117,7 +117,7 @@ TEST(ParseHeader, OurMetadataMustBeWhole) {
   expect_error(ours(R"(,"metadata":"[]")", ""), 0, "wrong metadata 'metadata'");
 }
 
-TEST(ParseHeader, AliasesAndDtypesMustSpeakOfWhatIsThere) {
+TEST(ParseHeader, AliasesAndDtypesMustReferToTensorsThatExist) {
   const std::string t = R"(,"t":{"dtype":"F64","shape":[1,2],"data_offsets":[0,16]})";
   EXPECT_TRUE(parse(ours(R"(,"aliases":"{\"u\":\"t\"}")", t), 16).has_value());
   expect_error(ours(R"(,"aliases":"{\"u\":\"x\"}")", t), 16, "ties 'u' to 'x'");

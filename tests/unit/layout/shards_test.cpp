@@ -1,12 +1,12 @@
-// Boxes of global tensors: what a state may say about them, how files hold them, and what a hostile header cannot do.
+// Boxes of global tensors: what a state may say about them, how files store them, and what a hostile header cannot do.
 #include <array>
 #include <string>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "layout/file_layout.hpp"
 #include "layout/safetensors_header.hpp"
-#include "layout/stream_layout.hpp"
 #include "layout/tied_table.hpp"
 
 namespace slackwater {
@@ -53,15 +53,15 @@ TEST(CheckShards, MisuseIsNamed) {
   expect_misuse({box("w", {1 << 30, 1 << 30, 1 << 10}, {0, 0, 0}, {1, 1, 1})}, "more than 2^62 bytes");
   expect_misuse({box("w", {-8, 2}, {0, 0}, {2, 2})}, "a negative dimension");
   expect_misuse({box("w", {8}, {0}, {2}), box("w", {8}, {0}, {4})}, "begin at offset [0]");
-  expect_misuse({box("w", {8}, {0}, {2}), box("w", {9}, {2}, {2})}, "differ in the dtype or the shape");
+  expect_misuse({box("w", {8}, {0}, {2}), box("w", {9}, {2}, {2})}, "disagree about the dtype or the shape");
   Tensor local = box("w", {8}, {0}, {2});
   local.shard.reset();
-  expect_misuse({box("w", {8}, {0}, {2}), local}, "both a global tensor and one of this rank alone");
+  expect_misuse({box("w", {8}, {0}, {2}), local}, "both a global tensor and a tensor of this rank alone");
   expect_misuse({local, local}, "two tensors are named 'w'");
-  expect_misuse({box("rank-00003/w", {8}, {0}, {2})}, "is kept for a tensor of one rank");
+  expect_misuse({box("rank-00003/w", {8}, {0}, {2})}, "is reserved for a tensor of one rank");
   expect_misuse({replica(box("w", {8}, {0}, {2}), "dp", 2, 2)}, "is replica 2 of 2");
   expect_misuse({replica(box("w", {8}, {0}, {2}), "dp", 0, 0)}, "is replica 0 of 0");
-  expect_misuse({replica(box("w", {8}, {0}, {2}), "", 0, 2)}, "replicas of no group");
+  expect_misuse({replica(box("w", {8}, {0}, {2}), "", 0, 2)}, "replicas without a group");
   expect_misuse({replica(box("w", {8}, {0}, {2}), "dp", 0, 2), replica(box("v", {8}, {0}, {2}), "dp", 1, 2)},
                 "replica 0 of 2 of group 'dp', but replica 1 of 2 for tensor 'v'");
 }
@@ -73,7 +73,7 @@ SnapshotLayout plan_boxes(const State& state) {
   return std::move(*layout);
 }
 
-ParsedHeader parse_part(const StreamLayout& part) {
+ParsedHeader parse_part(const FileLayout& part) {
   auto header = parse_header(std::string_view(part.header()).substr(8), part.size_bytes(), "f");
   EXPECT_TRUE(header) << header.error().to_string();
   return std::move(*header);
@@ -86,7 +86,7 @@ TEST(StoreShards, EntriesAreNamedByTheirBoxAndComeBackAsBoxes) {
                                 box("whole \"x\"", {3}, {0}, {3}, 128), complex, box("w", {8, 2}, {6, 0}, {0, 2})}};
   const SnapshotLayout layout = plan_boxes(state);
   EXPECT_EQ(layout.stored.size(), 4u);
-  const StreamLayout& part = layout.parts.at(0);
+  const FileLayout& part = layout.parts.at(0);
   const auto json = nlohmann::json::parse(part.header().substr(8));
   EXPECT_TRUE(json.contains("w[2:6,0:2]"));
   EXPECT_TRUE(json.contains("w[7:8,0:2]"));
@@ -113,7 +113,7 @@ TEST(StoreShards, EntriesAreNamedByTheirBoxAndComeBackAsBoxes) {
   EXPECT_EQ(header.tensors[0].shape, (Shape{4}));
 }
 
-TEST(StoreShards, TensorsWithoutThemAreStoredAsEver) {
+TEST(StoreShards, PlainTensorsAreStoredAsBefore) {
   Tensor local = box("w", {8}, {0}, {2});
   local.shard.reset();
   const SnapshotLayout layout = plan_boxes(State{.tensors = {local}});
@@ -137,7 +137,8 @@ TEST(StoreShards, TiedTensorsAreStoredOnceBoxByBox) {
 }
 
 TEST(StoreShards, TensorsTiedOnlyInPartAreStoredTwice) {
-  // Another place, another number of boxes, another box, one of the rank alone: none is a tied tensor to a reader.
+  // Another offset, another number of boxes, another box, a tensor of this rank alone: readers take none of them as
+  // tied.
   EXPECT_EQ(plan_boxes(State{.tensors = {box("a", {8}, {0}, {2}), box("b", {8}, {2}, {2})}}).stored.size(), 2u);
   EXPECT_EQ(
       plan_boxes(State{.tensors = {box("a", {8}, {0}, {2}), box("a", {8}, {4}, {2}, 64), box("b", {8}, {0}, {2})}})
@@ -217,7 +218,7 @@ TEST(ParseShards, WhatCannotBeIsRefused) {
 }
 
 TEST(ParseShards, BoxesOfOneTensorMustAgree) {
-  // A tensor of the rank alone with the name of a global one.
+  // A tensor of one rank with the name of a global tensor.
   const auto taken = parse_with("{" + member("v[0:2]", "v", "[4]", "[0]") + "}", nlohmann::json::object(), "v[0:2]");
   ASSERT_FALSE(taken);
   EXPECT_NE(taken.error().message.find("boxes of the tensor 'v' that disagree"), std::string::npos);
@@ -231,8 +232,8 @@ TEST(ParseShards, BoxesOfOneTensorMustAgree) {
   EXPECT_EQ(good->tensors.back().alias_of, "w");
 }
 
-// What did not fit into one file goes to the next one, with all that is said about it.
-TEST(LayoutOfShards, HeadersOfSeveralFilesSpeakOfTheirOwnBoxesOnly) {
+// A tensor that does not fit into one file goes to the next one, with all of its metadata.
+TEST(LayoutOfShards, EachHeaderListsOnlyTheBoxesOfItsFile) {
   State state;
   for (std::int64_t i = 0; i < 64; ++i) {
     state.tensors.push_back(
@@ -242,7 +243,7 @@ TEST(LayoutOfShards, HeadersOfSeveralFilesSpeakOfTheirOwnBoxesOnly) {
   ASSERT_TRUE(layout) << layout.error().to_string();
   ASSERT_GT(layout->parts.size(), 1u);
   std::size_t boxes = 0;
-  for (const StreamLayout& part : layout->parts) {
+  for (const FileLayout& part : layout->parts) {
     const auto header = parse_header(std::string_view(part.header()).substr(8), part.size_bytes(), part.file_name());
     ASSERT_TRUE(header) << header.error().to_string();
     boxes += header->tensors.size();

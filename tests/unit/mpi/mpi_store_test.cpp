@@ -1,4 +1,4 @@
-// The store over MPI, with four real ranks. Each runs every test; what fails on one fails the run.
+// The store over MPI, with four real ranks. Each rank runs every test. A failure on one of them fails the run.
 #include <time.h>
 
 #include <chrono>
@@ -128,7 +128,7 @@ TEST(MpiStore, AnIdleStoreLeavesTheCoresToTheProgram) {
   const double before = cpu_seconds();
   std::this_thread::sleep_for(std::chrono::seconds(1));  // not to wait for anything: the time that is measured
   const double used = cpu_seconds() - before;
-  // Of the time that has really passed: on a busy machine a second may take longer.
+  // Relative to the time that has really passed, because a second may take longer on a busy machine.
   const double passed = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
   EXPECT_LT(used, 0.2 * passed);  // one that polls without a pause takes all of it
   std::printf("rank %d: %.2f ms of CPU in an idle second\n", this_rank(), used / passed * 1e3);
@@ -144,7 +144,7 @@ int run_without_threads(int argc, char** argv) {
   return refused ? 0 : 1;
 }
 
-// A store that was forgotten: closed by MPI_Finalize(), and then of no use, but no harm either.
+// A store that was not closed. MPI_Finalize() closes it, and later calls fail without harm.
 int run_all(int argc, char** argv) {
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);

@@ -20,7 +20,7 @@ TEST(StoreMessages, AnAnswerTellsWhatIsEmptyFromWhatIsMissing) {
   const auto come = decode_reply(encode(StoreReply{3, "why not", {std::nullopt, "", "text"}}));
   ASSERT_TRUE(come);
   EXPECT_EQ(come->number, 3u);
-  EXPECT_EQ(come->trouble, "why not");
+  EXPECT_EQ(come->error, "why not");
   EXPECT_EQ(come->values, (std::vector<std::optional<std::string>>{std::nullopt, "", "text"}));
 }
 

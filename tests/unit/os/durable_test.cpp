@@ -52,7 +52,7 @@ TEST_F(DurableTest, PublishingKeepsItsOrderToo) {
                                       FsCall::kUnlink, FsCall::kSyncDirectory}));
 }
 
-// Each test has a host of its own over NFS: what it cached before the call is no answer.
+// On NFS, with a host per test. What the host cached before the call must not decide.
 TEST_F(DurableTest, ALinkWhoseReplyWasLostIsOursAndOneOfAnotherIsNot) {
   for (const int answer : {EEXIST, EIO, ETIMEDOUT}) {
     const SystemClock clock;

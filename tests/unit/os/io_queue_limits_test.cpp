@@ -1,4 +1,4 @@
-// What becomes of the queue where the machine says no: io_uring forbidden, locked memory limited.
+// What the queue does on a restricted machine: io_uring forbidden, locked memory limited.
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -23,7 +23,7 @@
 namespace slackwater {
 namespace {
 
-// As many containers do: io_uring_setup answers EPERM, everything else is allowed.
+// Makes io_uring_setup return EPERM, as many containers do. Everything else is allowed.
 bool forbid_io_uring() {
   std::array filter = {
       sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -35,7 +35,7 @@ bool forbid_io_uring() {
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// An ordinary user with the given limit; root may lock all it wants.
+// Becomes an ordinary user with the given limit, because root may lock any amount.
 bool limit_locked_memory(rlim_t bytes) {
   const rlimit limit{bytes, bytes};
   if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return false;

@@ -1,4 +1,4 @@
-// The contract of IoQueue, over both backends.
+// The contract of IoQueue, tested on both backends.
 #include "os/io_queue.hpp"
 
 #include <atomic>
@@ -78,7 +78,7 @@ class IoQueueTest : public testing::TestWithParam<Kind> {
     drain(completions);
     return completions.at(0);
   }
-  // Buffered and past the queue.
+  // Buffered, without the queue.
   [[nodiscard]] std::string content(const std::string& name) {
     std::ifstream stream(dir_ / name);
     return {std::istreambuf_iterator<char>(stream), {}};
@@ -170,7 +170,7 @@ TEST_P(IoQueueTest, RefusesMoreThanItsDepth) {
   EXPECT_EQ(completions.size(), kDepth);
 }
 
-TEST_P(IoQueueTest, TroubleOfATransferComesAsItsCompletion) {
+TEST_P(IoQueueTest, AFailedTransferIsReportedInItsCompletion) {
   std::ofstream(dir_ / "f") << "x";
   const auto file = open("f");
   const IoCompletion completion = run(request(IoOp::kWrite, *file, 0, 3));  // open for reading only
@@ -214,7 +214,7 @@ TEST_P(IoQueueTest, TimeRunsOutWhenNothingCompletes) {
   EXPECT_TRUE(completions.empty());
 }
 
-TEST_P(IoQueueTest, LookingWithoutWaitingFindsWhatHasCompleted) {
+TEST_P(IoQueueTest, PollingReturnsWhatHasCompleted) {
   const auto file = create("f");
   ASSERT_TRUE(queue_->submit(request(IoOp::kWrite, *file, 0, 0)));
   std::vector<IoCompletion> completions;
@@ -311,7 +311,7 @@ TEST_P(IoQueueTest, ServesMoreFilesThanItRemembers) {
     EXPECT_EQ(content(std::to_string(i)), std::string(kPiece, static_cast<char>('A' + i))) << i;
 }
 
-TEST_P(IoQueueTest, ItsDestructorWaitsForWhatIsUnderWay) {
+TEST_P(IoQueueTest, ItsDestructorWaitsForRequestsInFlight) {
   const auto file = create("f");
   for (int i = 0; i < static_cast<int>(kDepth); ++i) {
     std::memset(piece(i).data(), 'a' + i, kPiece);
@@ -324,8 +324,8 @@ TEST_P(IoQueueTest, ItsDestructorWaitsForWhatIsUnderWay) {
   EXPECT_EQ(text.back(), 'a' + static_cast<int>(kDepth) - 1);
 }
 
-// Every worker hangs in a write when the queue ends, and more writes wait for one.
-TEST(ThreadQueueTest, ItsDestructorWritesWhatWaitsForAWorkerToo) {
+// When the queue is destroyed, every worker hangs in a write and more writes are waiting.
+TEST(ThreadQueueTest, ItsDestructorAlsoWritesWaitingRequests) {
   constexpr std::uint64_t kWrites = 32;
   const test::TempDir directory;
   const std::unique_ptr<FileSystem> posix = make_posix_file_system();
@@ -344,7 +344,7 @@ TEST(ThreadQueueTest, ItsDestructorWritesWhatWaitsForAWorkerToo) {
   EXPECT_EQ(std::filesystem::file_size(directory / "f"), kWrites);
 }
 
-// The thread that made the queue, and armed its wake-up, may be gone when another one uses it.
+// The thread that made the queue and armed its wake-up may have ended when another one uses it.
 TEST_P(IoQueueTest, MayBeHandedToAnotherThread) {
   std::unique_ptr<IoQueue> queue;
   start_thread("maker", [&](std::stop_token) {

@@ -1,4 +1,4 @@
-// The caches that tests of ranks are run on: what one host does, and when another sees it.
+// The simulated NFS that tests of ranks run on: what one host does, and when another host sees it.
 #include "support/nfs_file_system.hpp"
 
 #include <cerrno>

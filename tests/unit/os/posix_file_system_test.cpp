@@ -129,7 +129,7 @@ TEST_F(PosixFileSystemTest, AllocatesTheSizeAndTellsWhenThereIsNoRoom) {
   EXPECT_EQ(full.error().kind, ErrorKind::kNoSpace);
 }
 
-TEST_F(PosixFileSystemTest, WhereSpaceCannotBeSetAsideTheLengthIsSet) {
+TEST_F(PosixFileSystemTest, IfSpaceCannotBeReservedOnlyTheLengthIsSet) {
   const test::SmallMount ramfs("ramfs");
   if (!ramfs.mounted()) GTEST_SKIP() << "mounting is not permitted here";
   const auto file = fs_->open(ramfs / "f", OpenMode::kCreateExclusive, false).value();

@@ -40,7 +40,7 @@ TEST_F(PosixLockTest, IsFreeAgainWhenDestroyed) {
   EXPECT_TRUE(fs_->try_lock(path_));
 }
 
-TEST_F(PosixLockTest, TextInTheFileThatNobodyVouchesForIsNotRepeated) {
+TEST_F(PosixLockTest, UntrustedTextInTheFileIsNotRepeated) {
   const auto lock = fs_->try_lock(path_).value();
   std::ofstream(path_) << "\x1b[2Jevil\n";
   const auto second = fs_->try_lock(path_);

@@ -41,7 +41,7 @@ TEST(Transfer, AReadEndsWhereTheFileDoes) {
   ASSERT_TRUE(buffered.advance(0));
   EXPECT_EQ(buffered.result("p").value(), 40u);
 
-  // The second answer repeats the last 904 bytes of the file: nothing new, so that was the end.
+  // The second answer repeats the last 904 bytes of the file. Nothing is new, so that was the end.
   Transfer direct(IoOp::kRead, 8192, true);
   ASSERT_FALSE(direct.advance(5000));
   EXPECT_EQ(direct.piece_start(), 4096u);
@@ -60,7 +60,7 @@ TEST(Transfer, ALateErrorFailsTheWholeRequest) {
   EXPECT_EQ(result.error().path, "/the/file");
 }
 
-TEST(Transfer, InterruptionsAreTriedAgainButNotForEver) {
+TEST(Transfer, InterruptionsAreRetriedButNotForever) {
   for (const int sys_errno : {EINTR, EAGAIN}) {
     Transfer transfer(IoOp::kRead, 100, false);
     int answers = 1;

@@ -204,7 +204,7 @@ TEST_F(BlockReaderTest, GoesOnBufferedWhenDirectReadsAreRefusedAndSaysSoOnce) {
   EXPECT_THAT(warnings_[0], HasSubstr("direct"));
 }
 
-TEST_F(BlockReaderTest, LooksAtEachBlockAloneAfterAFailedRead) {
+TEST_F(BlockReaderTest, ReadsEachBlockAloneAfterAFailedRead) {
   add_file(8 * kMiB);
   fs_.fail(FsCall::kQueueRead, EIO, {.times = 1});
   fs_.fail(FsCall::kReadAt, EIO, {.nth = 2, .times = test::kAlways});  // the first block is read, the second never

@@ -1,4 +1,5 @@
-// Global tensors: saved in any boxes by any number of ranks, read back in any other boxes, from no more than what holds them.
+// Global tensors: saved in any boxes by any number of ranks, read back in any other boxes, from no more than what holds
+// them.
 #include <map>
 #include <numeric>
 
@@ -205,7 +206,7 @@ TEST_F(BoxesTest, WhatOneRankAloneSavedIsForAnyNumberOfRanks) {
   EXPECT_EQ(memory, bias_.cut({{1}, {3}}));
 }
 
-TEST_F(BoxesTest, LooksOnlyAtFilesThatHoldWantedBytes) {
+TEST_F(BoxesTest, OpensOnlyFilesThatHoldWantedBytes) {
   write_rows();
   test::FaultFileSystem fs(*fs_);
   for (const char* name : {"rank-00000.", "rank-00003."})

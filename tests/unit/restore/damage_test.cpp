@@ -10,12 +10,12 @@
 #include <gtest/gtest.h>
 
 #include "base/json.hpp"
-#include "commit/manifest.hpp"
-#include "commit/record.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "support/temp_dir.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/manifest.hpp"
+#include "version/record.hpp"
 
 namespace slackwater {
 namespace {
@@ -142,7 +142,7 @@ TEST_F(DamageTest, ATruncatedFileIsNamedWithWhatItLost) {
   EXPECT_EQ(report.damages[0].offset, 2u << 20);
   EXPECT_EQ(report.damages[0].tensors, (std::vector<std::string>{"large"}));
   EXPECT_THAT(report.damages[0].what, HasSubstr("truncated"));
-  EXPECT_EQ(report.bytes_read, 2u << 20) << "the rest was looked at";
+  EXPECT_EQ(report.bytes_read, 2u << 20) << "the rest was read";
 }
 
 TEST_F(DamageTest, AnEmptyFileIsNamed) {

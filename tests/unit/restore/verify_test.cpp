@@ -6,12 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "commit/index.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/temp_dir.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/index.hpp"
 
 namespace slackwater {
 namespace {
@@ -74,7 +74,7 @@ TEST_F(VerifyTest, ReportsBlocksTheDiskCannotRead) {
       must(open_version({.fs = &fs}, root_, must(list_versions(root_)).back(), {.buffer_bytes = 0}));
   fs.fail(test::FsCall::kQueueRead, EIO, {.nth = 2});
   const VerifyReport reread = must(checkpoint.verify());
-  EXPECT_TRUE(reread.damages.empty()) << "the second look at each block succeeded";
+  EXPECT_TRUE(reread.damages.empty()) << "each block was read again, successfully";
 }
 
 TEST_F(VerifyTest, NoticesAnIndexThatContradictsTheHeaders) {

@@ -171,13 +171,35 @@ TEST_F(SimCopy, CopiesOfOneDirectionFollowEachOtherAndDirectionsOverlap) {
   CUevent end_back = recorded(back);
   ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_OFF), 0);
   EXPECT_EQ(cuCtxSynchronize(), kOk);
-  // All of it in simulated time, which does not depend on how busy this machine is.
+  // Uses simulated time, which does not depend on how busy this machine is.
   EXPECT_EQ(swsim_event_time_ns(end_b) - swsim_event_time_ns(end_a), static_cast<std::int64_t>(10 * kMs));
   EXPECT_EQ(swsim_event_time_ns(end_back), swsim_event_time_ns(end_a));
 }
 
-TEST_F(SimCopy, HigherPriorityGetsTheCopyEngineFirst) {
+TEST_F(SimCopy, OneStreamIsServedBackToBackWhateverThePriorities) {
   configure(0, [](swsim_device_config& config) { config.copy_latency_ns = kMs; });
+  const CUdeviceptr tensor = allocate(4096);
+  Pinned host(4 * 4096);
+  CUstream backlog = stream(kStreamNonBlocking, 0);
+  CUstream urgent = stream(kStreamNonBlocking, -5);
+  ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_ON), 0);
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data(), tensor, 4096, backlog), kOk);
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data() + 3 * 4096, tensor, 4096, urgent), kOk);
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data() + 4096, tensor, 4096, backlog), kOk);
+  (void)recorded(backlog);  // a marker between copies changes nothing
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data() + 2 * 4096, tensor, 4096, backlog), kOk);
+  CUevent end_backlog = recorded(backlog);
+  CUevent end_urgent = recorded(urgent);
+  ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_OFF), 0);
+  EXPECT_EQ(cuCtxSynchronize(), kOk);
+  EXPECT_EQ(swsim_event_time_ns(end_urgent) - swsim_event_time_ns(end_backlog), static_cast<std::int64_t>(kMs));
+}
+
+TEST_F(SimCopy, HigherPriorityGetsTheCopyEngineFirstIfConfigured) {
+  configure(0, [](swsim_device_config& config) {
+    config.copy_latency_ns = kMs;
+    config.copy_priorities = 1;
+  });
   const CUdeviceptr tensor = allocate(4096);
   Pinned host(2 * 4096);
   CUstream low = stream(kStreamNonBlocking, 0);
@@ -311,7 +333,7 @@ TEST_F(SimBatch, PiecesGoInAnyOrder) {
   std::iota(names.begin(), names.end(), std::uint8_t{0});
   ASSERT_EQ(swsim_write(tensor, names.data(), kCount), 0);
   Pinned host(1);
-  // All to one place: what ends up there came last.
+  // All copies go to the same address, so the bytes there come from the last one.
   for (std::size_t piece = 0; piece < kCount; ++piece)
     add(reinterpret_cast<CUdeviceptr>(host.data()), tensor + piece, 1);
   CUstream work = stream();

@@ -81,6 +81,27 @@ TEST_F(SimMemory, DeviceMemoryIsLimited) {
   allocate(6'000);
 }
 
+TEST_F(SimMemory, CachingAllocatorThatOwnsTheDeviceLeavesOnlyWhatItIsTold) {
+  configure(0, [](swsim_device_config& config) { config.memory_bytes = 1'000'000; });
+  allocate(100'000);
+  ASSERT_EQ(swsim_take_memory(0, 5'000), 0);
+  std::size_t available = 0;
+  EXPECT_EQ(cuMemGetInfo_v2(&available, nullptr), kOk);
+  EXPECT_EQ(available, 5'000u);
+  CUdeviceptr address = 0;
+  EXPECT_EQ(cuMemAlloc_v2(&address, 5'001), CUresult::kOutOfMemory);
+  EXPECT_EQ(cuMemAlloc_v2(&address, 5'000), kOk);
+  CUdeviceptr none = 0;
+  EXPECT_EQ(cuMemAlloc_v2(&none, 1), CUresult::kOutOfMemory);
+  EXPECT_EQ(cuMemFree_v2(address), kOk);  // what is given back can be had again
+  allocate(5'000);
+  ASSERT_EQ(swsim_take_memory(0, 0), 0);
+  EXPECT_EQ(cuMemAlloc_v2(&none, 1), CUresult::kOutOfMemory);
+  EXPECT_EQ(counts().device_bytes, 105'000u);
+  ASSERT_EQ(swsim_release_memory(0), 0);
+  allocate(895'000);
+}
+
 TEST_F(SimMemory, FreedMemoryIsRefused) {
   CUdeviceptr address = 0;
   ASSERT_EQ(cuMemAlloc_v2(&address, 4096), kOk);
@@ -110,7 +131,7 @@ TEST_F(SimMemory, HostMemoryIsRegisteredInPieces) {
   EXPECT_EQ(counts().registrations, 4u);
   EXPECT_EQ(counts().pinned_bytes, 8 * kMiB);
   EXPECT_EQ(cuMemHostRegister_v2(pool.data() + kMiB, 4096, 0), CUresult::kHostMemoryAlreadyRegistered);
-  // Pages are what is pinned.
+  // Pinning works on whole pages.
   EXPECT_EQ(cuMemHostUnregister(pool.data()), kOk);
   EXPECT_EQ(cuMemHostRegister_v2(pool.data() + 10, 20, 0), kOk);
   EXPECT_EQ(cuMemHostRegister_v2(pool.data() + 100, 20, 0), CUresult::kHostMemoryAlreadyRegistered);

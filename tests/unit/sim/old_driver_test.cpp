@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "device/cuda_abi.hpp"
+#include "device/cuda/abi.hpp"
 
 namespace slackwater::cuda::test {
 namespace {

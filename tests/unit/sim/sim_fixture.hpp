@@ -1,5 +1,5 @@
-// SimTest: two simulated devices, both contexts retained, device 0 current; afterwards everything was given back.
-// Gate: work that is held up until the test lets it go, so that no test waits for time to pass.
+// SimTest: two simulated devices with retained contexts, device 0 current. Checks at the end that everything was
+// released. Gate: work that waits until the test opens it, so that no test depends on time.
 #pragma once
 
 #include <cstddef>
@@ -69,7 +69,7 @@ class Pinned {
   std::size_t size_bytes_;
 };
 
-// Does something as soon as a call of this thread has been counted; if it never is, the destructor ends the watch.
+// Does something as soon as a call of this thread has been counted. If none ever is, the destructor stops watching.
 template <class Seen, class Then>
 [[nodiscard]] std::jthread once(Seen seen, Then then) {
   return std::jthread([=](const std::stop_token& stop) {
@@ -87,7 +87,7 @@ class SimTest : public ::testing::Test {
     use(0);
   }
 
-  // A test gives back what it made; what is left makes the reset fail.
+  // A test must release what it made. Otherwise the reset fails.
   void TearDown() override {
     for (int device : {0, 1}) {
       EXPECT_EQ(swsim_stall_copies(device, SWSIM_STALL_OFF), 0);
@@ -142,7 +142,7 @@ class SimTest : public ::testing::Test {
     return bytes;
   }
 
-  // Holds `held` up until open() is called: it waits for a copy of the other device, which is stalled.
+  // Makes `held` wait until open() is called, by waiting for a stalled copy of the other device.
   class Gate {
    public:
     Gate(SimTest& test, CUstream held) {

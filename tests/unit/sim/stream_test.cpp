@@ -1,5 +1,6 @@
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "unit/sim/sim_fixture.hpp"
 
@@ -267,6 +268,42 @@ TEST_F(SimStream, WaitsThatWouldSpinAreCounted) {
   EXPECT_EQ(counts().spinning_waits, 0u);
   wait_held_up(kEventDisableTiming);
   EXPECT_EQ(counts().spinning_waits, 1u);
+}
+
+TEST_F(SimStream, CallBlocksWhileTheQueueOfItsStreamIsFull) {
+  configure(0, [](swsim_device_config& config) { config.queue_limit = 8; });
+  CUstream held = stream();
+  Gate gate(*this, held);  // the wait is the first op
+  for (int op = 1; op < 8; ++op) EXPECT_EQ(swsim_launch_delay(held, 0), 0);
+  EXPECT_EQ(swsim_launch_delay(stream(), 0), 0);  // other streams have room
+  EXPECT_EQ(counts().blocked_calls, 0u);
+  {
+    const auto opener = once([] { return counts().blocked_calls > 0; }, [&gate] { gate.open(); });
+    EXPECT_EQ(swsim_launch_delay(held, 0), 0);
+  }
+  EXPECT_EQ(counts().blocked_calls, 1u);
+  EXPECT_EQ(cuStreamSynchronize(held), kOk);
+}
+
+TEST_F(SimStream, LostDeviceEndsACallThatIsBlocked) {
+  configure(0, [](swsim_device_config& config) { config.queue_limit = 1; });
+  CUstream held = stream();
+  Gate gate(*this, held);
+  const auto loser = once([] { return counts().blocked_calls > 0; }, [] { EXPECT_EQ(swsim_lose_device(0), 0); });
+  EXPECT_EQ(cuEventRecord(event(), held), CUresult::kUnknown);
+  gate.open();
+}
+
+TEST_F(SimStream, QueueHolds1024OpsUnlessConfigured) {
+  CUstream held = stream();
+  Gate gate(*this, held);
+  for (int op = 1; op < 1024; ++op) ASSERT_EQ(swsim_launch_delay(held, 0), 0);
+  EXPECT_EQ(counts().blocked_calls, 0u);
+  configure(0, [](swsim_device_config& config) { EXPECT_EQ(std::exchange(config.queue_limit, 0), 1024u); });
+  EXPECT_EQ(swsim_launch_delay(held, 0), 0);
+  EXPECT_EQ(counts().blocked_calls, 0u);
+  gate.open();
+  EXPECT_EQ(cuStreamSynchronize(held), kOk);
 }
 
 TEST_F(SimStream, PrioritiesAreClampedToTheRange) {

@@ -153,7 +153,7 @@ TEST(Pool, NoSlabWithinTheStallTimeoutIsATimeout) {
   EXPECT_EQ(pool->waiting_count(), 0u);
 }
 
-// Four users get the slab before the patient one, and keep it for a third of its stall time each.
+// Four users get the slab before the waiter under test, and each keeps it for a third of the stall timeout.
 struct PatientWait {
   bool got_it = false;
   std::chrono::nanoseconds longest{};  // time in which no slab came free, or a little more
@@ -192,7 +192,7 @@ PatientWait wait_patiently(std::chrono::milliseconds stall_timeout) {
   return wait;
 }
 
-TEST(Pool, AnySlabThatComesFreeStartsTheStallTimeAnew) {
+TEST(Pool, AnySlabThatComesFreeRestartsTheStallTimeout) {
   // On a busy machine the users may sleep too long. That proves nothing, and the next try has more time.
   for (auto stall_timeout = 600ms; stall_timeout < 60s; stall_timeout *= 2) {
     const PatientWait wait = wait_patiently(stall_timeout);
@@ -226,8 +226,8 @@ TEST(Pool, ATokenStoppedBeforehandGetsNothing) {
   EXPECT_EQ(pool->acquire(kLong, stop.get_token()).error().kind, ErrorKind::kClosed);
 }
 
-// A slab that comes free belongs to the one that waits, also in the moment before it has woken up.
-TEST(Pool, WhoDoesNotWaitTakesNoSlabFromThoseWhoDo) {
+// A slab that comes free belongs to the waiter, even in the moment before the waiter wakes up.
+TEST(Pool, TryAcquireTakesNoSlabFromThoseWhoWait) {
   const auto pool = make_pool(2);
   const Lease other = acquire_now(*pool);
   for (int i = 0; i < 200; ++i) {
@@ -241,9 +241,9 @@ TEST(Pool, WhoDoesNotWaitTakesNoSlabFromThoseWhoDo) {
   }
 }
 
-// The front one leaves empty-handed just when a slab has come free. The next one may have looked before, in vain: it must hear
-// of it.
-TEST(Pool, WhoLeavesLetsTheNextOneKnowThatThereIsASlab) {
+// The front waiter leaves empty-handed just as a slab comes free. The next one may have checked before that and found
+// none, so it must be woken.
+TEST(Pool, AWaiterThatLeavesWakesTheNextOne) {
   const auto pool = make_pool(2);
   const auto began = std::chrono::steady_clock::now();
   for (int i = 0; i < 400 && std::chrono::steady_clock::now() - began < 25s; ++i) {

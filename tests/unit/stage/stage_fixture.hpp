@@ -32,7 +32,7 @@ class TestSnapshot {
     begin_part(4096);
   }
 
-  // Later tensors go to a new stream with a header of that size.
+  // Later tensors go to a new file with a header of that size.
   void begin_part(std::size_t header_bytes) {
     close_part();
     std::string header(header_bytes, ' ');
@@ -82,7 +82,7 @@ class TestSnapshot {
 
   StageJob& settings() { return *job_; }
   std::vector<std::byte>& memory(std::uint32_t tensor) { return memories_[tensor]; }
-  // The streams as the obvious serialiser writes them.
+  // The files as the obvious serialiser writes them.
   [[nodiscard]] const std::vector<std::vector<std::byte>>& expected() const { return expected_; }
 
  private:
@@ -130,7 +130,7 @@ class TestSnapshot {
   std::vector<std::vector<std::byte>> expected_;
 };
 
-// Receives a job's slabs, puts its streams together, gives the slabs back at once (unless told to keep them).
+// Receives a job's slabs, puts its files together, gives the slabs back at once (unless told to keep them).
 class SlabSink {
  public:
   void attach(StageJob& job) {
@@ -151,9 +151,9 @@ class SlabSink {
   [[nodiscard]] std::vector<std::byte> stream(std::uint32_t part) const {
     const std::lock_guard lock(mutex_);
     std::vector<std::byte> all;
-    for (const auto& [place, bytes] : windows_) {
+    for (const auto& [place, bytes] : chunks_) {
       if (place.first != part) continue;
-      if (place.second != all.size()) ADD_FAILURE() << "a window is missing or misplaced at " << place.second;
+      if (place.second != all.size()) ADD_FAILURE() << "a chunk is missing or misplaced at " << place.second;
       all.insert(all.end(), bytes.begin(), bytes.end());
     }
     return all;
@@ -171,15 +171,15 @@ class SlabSink {
         << "the tail is not zero";
     const std::lock_guard lock(mutex_);
     const auto exact = memory.first(slab.size_bytes);
-    windows_[{slab.part, slab.offset}].assign(exact.begin(), exact.end());
+    chunks_[{slab.part, slab.offset}].assign(exact.begin(), exact.end());
     order_.push_back(slab.offset);
     if (keep_) kept_.push_back(std::move(slab.lease));
   }
 
   mutable std::mutex mutex_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<std::byte>> windows_;  // guarded by mutex_
-  std::vector<std::uint64_t> order_;                                                   // guarded by mutex_
-  std::vector<Lease> kept_;                                                            // guarded by mutex_
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::vector<std::byte>> chunks_;  // guarded by mutex_
+  std::vector<std::uint64_t> order_;                                                  // guarded by mutex_
+  std::vector<Lease> kept_;                                                           // guarded by mutex_
   bool keep_ = false;
   std::promise<Status> done_;
   std::atomic<int> done_calls_ = 0;

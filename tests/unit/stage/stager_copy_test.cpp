@@ -26,7 +26,7 @@ class StagerCopy : public ::testing::TestWithParam<Machine> {
  protected:
   void SetUp() override { test::soil(*pool_); }
 
-  // Stages the snapshot and compares every stream with the obvious serialiser's.
+  // Stages the snapshot and compares every file with the obvious serialiser's.
   void stage_and_compare(TestSnapshot& snapshot) {
     SlabSink sink;
     sink.attach(snapshot.settings());
@@ -76,13 +76,13 @@ TEST_P(StagerCopy, AHeaderSpansSlabs) {
   stage_and_compare(snapshot);
 }
 
-TEST_P(StagerCopy, AStreamOfNothingButItsHeader) {
+TEST_P(StagerCopy, AFileOfNothingButItsHeader) {
   TestSnapshot snapshot(*device_);
   snapshot.add(0, true);
   stage_and_compare(snapshot);
 }
 
-TEST_P(StagerCopy, AStreamThatEndsOnASlabBoundary) {
+TEST_P(StagerCopy, AFileThatEndsOnASlabBoundary) {
   TestSnapshot snapshot(*device_);
   snapshot.add(2 * kMiB - 4096, true);
   stage_and_compare(snapshot);
@@ -116,13 +116,13 @@ TEST_P(StagerCopy, ParanoidComparesEveryByteAndAcceptsUnchangedTensors) {
   stage_and_compare(snapshot);
 }
 
-// A consumer that frees a slab only after every slab before it has come: it blocks for ever if slabs are not granted in
-// the order of the streams and the snapshots.
+// This consumer frees a slab only after every earlier slab has arrived. It blocks for ever unless slabs are granted in
+// the order of the files and the snapshots.
 TEST_P(StagerCopy, SnapshotsInFlightGetSlabsInOrder) {
   constexpr std::size_t kJobs = 3;
-  constexpr std::uint64_t kWindows = 6;
+  constexpr std::uint64_t kChunks = 6;
   std::mutex mutex;
-  std::map<std::uint64_t, Lease> early;  // guarded by mutex; by place among the windows of all jobs
+  std::map<std::uint64_t, Lease> early;  // guarded by mutex; by place among the chunks of all jobs
   std::uint64_t next = 0;                // guarded by mutex
   std::vector<std::unique_ptr<TestSnapshot>> snapshots;
   std::vector<std::promise<Status>> done(kJobs);
@@ -130,10 +130,10 @@ TEST_P(StagerCopy, SnapshotsInFlightGetSlabsInOrder) {
     Stager stager(*pool_, {.copy_threads = GetParam().threads, .stall_timeout = 20s});
     for (std::size_t j = 0; j < kJobs; ++j) {
       auto& snapshot = *snapshots.emplace_back(std::make_unique<TestSnapshot>(*device_, j));
-      snapshot.add(kWindows * kMiB - 4096, true);
+      snapshot.add(kChunks * kMiB - 4096, true);
       snapshot.settings().on_slab = [&, j](FullSlab slab) {
         const std::lock_guard lock(mutex);
-        early.emplace(j * kWindows + slab.offset / kMiB, std::move(slab.lease));
+        early.emplace(j * kChunks + slab.offset / kMiB, std::move(slab.lease));
         for (auto front = early.begin(); front != early.end() && front->first == next; ++next)
           front = early.erase(front);
       };
@@ -145,10 +145,10 @@ TEST_P(StagerCopy, SnapshotsInFlightGetSlabsInOrder) {
       EXPECT_TRUE(status.has_value()) << status.error().to_string();
     }
   }
-  EXPECT_EQ(next, kJobs * kWindows);
+  EXPECT_EQ(next, kJobs * kChunks);
 }
 
-TEST(Stager, OneThreadDeliversWindowsInOrder) {
+TEST(Stager, OneThreadDeliversChunksInOrder) {
   const auto device = make_host_device();
   const auto pool = test::make_pool(3);
   TestSnapshot snapshot(*device);

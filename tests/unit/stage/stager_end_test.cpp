@@ -17,7 +17,7 @@ using test::SlabSink;
 using test::TestSnapshot;
 using ::testing::HasSubstr;
 
-// The host's memory, but copies can be held up and made to fail, and fingerprints are counted.
+// Host memory whose copies can be held up or made to fail, and which counts fingerprints.
 class TestDevice final : public Device {
  public:
   Status copy_to_host(std::span<const CopyPiece> pieces) override {
@@ -96,12 +96,13 @@ TEST_F(StagerEnd, ATensorWrittenToAfterSaveIsTornAndNamed) {
   const Status status = sink_.wait();
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
-  EXPECT_EQ(status.error().path, "tensor-1");
+  EXPECT_EQ(status.error().tensor, "tensor-1");
+  EXPECT_EQ(status.error().path, "");
   EXPECT_THAT(status.error().message,
               HasSubstr("tensor 'tensor-1' was written to between save() and the fence; call fence()"));
 }
 
-TEST_F(StagerEnd, ATensorIsLookedAtAfterItsLastCopyAndNotBefore) {
+TEST_F(StagerEnd, ATensorIsCheckedAfterItsLastCopyAndNotBefore) {
   const auto torn = snapshot_.add(4 * kMiB, true);
   sink_.attach(snapshot_.settings());
   const auto job = snapshot_.job();
@@ -114,7 +115,7 @@ TEST_F(StagerEnd, ATensorIsLookedAtAfterItsLastCopyAndNotBefore) {
   EXPECT_EQ(sink_.wait().error().kind, ErrorKind::kTorn);
 }
 
-TEST_F(StagerEnd, TheFirstErrorIsTheOneThatIsTold) {
+TEST_F(StagerEnd, TheFirstErrorIsReported) {
   snapshot_.add(5000, true);
   sink_.attach(snapshot_.settings());
   const auto job = snapshot_.job();
@@ -149,7 +150,7 @@ TEST_F(StagerEnd, ATensorThatIsNotGuardedMayChange) {
   EXPECT_TRUE(sink_.wait().has_value());
 }
 
-TEST_F(StagerEnd, EachGuardedTensorIsLookedAtOnceHoweverManyPiecesItHas) {
+TEST_F(StagerEnd, EachGuardedTensorIsCheckedOnceHoweverManyPiecesItHas) {
   snapshot_.add(6 * kMiB, true);
   snapshot_.add(10, true);
   snapshot_.add(0, true);

@@ -1,4 +1,4 @@
-// What the writer's tests share: streams of test bytes cut into slabs, their end as a future, and the log.
+// What the writer's tests share: files of test bytes cut into slabs, their end as a future, and the log.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include "base/digest.hpp"
 #include "base/units.hpp"
 #include "os/file_system.hpp"
-#include "store/stream_writer.hpp"
+#include "store/file_writer.hpp"
 #include "support/aligned_buffer.hpp"
 #include "support/bytes.hpp"
 #include "support/file_bytes.hpp"
@@ -25,10 +25,10 @@
 
 namespace slackwater::test {
 
-// One stream's bytes in memory, lent to the writer slab by slab, and what becomes of it.
-class TestStream {
+// One file's bytes in memory, lent to the writer slab by slab, and what becomes of it.
+class TestFile {
  public:
-  TestStream(std::string path, std::uint64_t size_bytes, std::uint64_t seed = 1)
+  TestFile(std::string path, std::uint64_t size_bytes, std::uint64_t seed = 1)
       : path_(std::move(path)),
         size_bytes_(size_bytes),
         memory_(round_up(std::max<std::uint64_t>(size_bytes, 1), 4096)) {
@@ -38,19 +38,19 @@ class TestStream {
     }
   }
 
-  StreamSpec spec(bool direct = true) {
+  FileSpec spec(bool direct = true) {
     return {.path = path_,
             .size_bytes = size_bytes_,
             .direct = direct,
             .on_progress = [this](std::uint64_t bytes) { progress_ = bytes; },
             .on_written =
-                [this](Result<WrittenStream> written) {
+                [this](Result<WrittenFile> written) {
                   ++ends_;
                   end_.set_value(std::move(written));
                 }};
   }
 
-  // Bytes [begin, begin + slab_bytes), or as far as the stream goes.
+  // Bytes [begin, begin + slab_bytes), or as far as the file goes.
   SlabWrite slab(std::uint64_t begin, std::uint64_t slab_bytes, int buffer = -1) {
     const std::uint64_t size = std::min(slab_bytes, size_bytes_ - begin);
     ++lent_;
@@ -61,17 +61,17 @@ class TestStream {
             .release = [this] { ++released_; }};
   }
 
-  void write_all(StreamWriter& writer, StreamWriter::StreamId id, std::uint64_t slab_bytes, bool backwards = false) {
+  void write_all(FileWriter& writer, FileWriter::FileId id, std::uint64_t slab_bytes, bool backwards = false) {
     std::vector<std::uint64_t> begins;
     for (std::uint64_t begin = 0; begin < size_bytes_; begin += slab_bytes) begins.push_back(begin);
     if (backwards) std::ranges::reverse(begins);
     for (const std::uint64_t begin : begins) writer.write(id, slab(begin, slab_bytes));
   }
 
-  Result<WrittenStream> wait() { return end_.get_future().get(); }
+  Result<WrittenFile> wait() { return end_.get_future().get(); }
 
   // What is on disk and the digests are those of the bytes given.
-  void expect_on_disk(WrittenStream& written) {
+  void expect_on_disk(WrittenFile& written) {
     ASSERT_TRUE(written.file.finish().has_value());
     const std::vector<std::byte> found = read_file(path_);
     ASSERT_EQ(found.size(), size_bytes_);
@@ -96,7 +96,7 @@ class TestStream {
   const std::string path_;
   const std::uint64_t size_bytes_;
   AlignedBuffer memory_;
-  std::promise<Result<WrittenStream>> end_;
+  std::promise<Result<WrittenFile>> end_;
   std::atomic<int> lent_ = 0;
   std::atomic<int> released_ = 0;
   std::atomic<int> ends_ = 0;

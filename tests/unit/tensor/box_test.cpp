@@ -71,7 +71,7 @@ TEST(CheckTiling, RowsColumnsGridsAndScalarsAreWhole) {
   EXPECT_FALSE(check({7, 5, 3}, grid({7, 5, 3}, {3, 2, 3})));
   EXPECT_FALSE(check({2, 5}, grid({2, 5}, {4, 1})));  // more parts than rows: some have none
   EXPECT_FALSE(check({0, 5}, {}));
-  // Four around one in the middle: no straight cut parts them.
+  // Four boxes around one in the middle. No straight cut separates them.
   EXPECT_FALSE(
       check({3, 3}, {{{0, 0}, {1, 2}}, {{0, 2}, {2, 1}}, {{2, 1}, {1, 2}}, {{1, 0}, {2, 1}}, {{1, 1}, {1, 1}}}));
 }
@@ -93,7 +93,7 @@ TEST(CheckTiling, AHoleIsNamedWithWhatIsMissing) {
 }
 
 TEST(CheckTiling, AnOverlapNamesBothBoxesEvenIfTheSumIsRight) {
-  // As many elements as the tensor has: one row twice, one not at all.
+  // The boxes have as many elements as the tensor, but one row is there twice and one is missing.
   const auto fault = check({4, 2}, {{{1, 0}, {1, 2}}, {{1, 0}, {2, 2}}, {{0, 0}, {1, 2}}});
   ASSERT_TRUE(fault);
   ASSERT_TRUE(fault->both);
@@ -104,7 +104,7 @@ TEST(CheckTiling, AnOverlapNamesBothBoxesEvenIfTheSumIsRight) {
   EXPECT_TRUE(check({}, {{{}, {}}, {{}, {}}})->both);
 }
 
-// Random boxes against a count of every element.
+// Compares random boxes with a count of every element.
 TEST(CheckTiling, AgreesWithCountingTheElements) {
   std::mt19937 random(7);
   const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(random() % static_cast<unsigned>(end)); };
@@ -152,7 +152,7 @@ TEST(CheckTiling, ManyBoxesInAnyArrangementAreQuick) {
     boxes.pop_back();
     EXPECT_TRUE(check(global, boxes));
   }
-  // Rows upon columns: every box lies upon half of the others.
+  // Rows and columns: every box overlaps half of the others.
   std::vector<Box> crossed = grid({1 << 14, 1 << 14}, {1 << 14, 1});
   std::ranges::move(grid({1 << 14, 1 << 14}, {1, 1 << 14}), std::back_inserter(crossed));
   EXPECT_TRUE(check({1 << 14, 1 << 14}, crossed)->both);

@@ -1,0 +1,20 @@
+"""All that knows other libraries. Nothing here imports one that the program has not imported itself.
+
+Start with ``torch_adapter()``: it gives ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
+``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders,
+``streams`` CUDA streams, and ``fence_hooks`` calls the fence before optimizers update.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def torch_adapter() -> Any:
+    """The module that knows torch, or None while torch is not loaded."""
+    if sys.modules.get("torch") is None:
+        return None
+    from . import torch_state
+
+    return torch_state

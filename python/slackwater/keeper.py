@@ -1,0 +1,71 @@
+"""Keeper: the thread that does for a session what no engine thread can do, because it needs the GIL.
+
+The engine pokes the mailbox whenever there is something to do: a snapshot whose sources are no longer read, a log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from . import _core
+
+logger = logging.getLogger("slackwater")
+
+_JOIN_SECONDS = 10.0
+
+
+class Keeper:
+    """Calls ``keep`` after every poke. Any thread may wake or stop it, a signal handler in the midst of that too."""
+
+    def __init__(self, mailbox: _core.Mailbox, keep: Callable[[], None]) -> None:
+        self._mailbox = mailbox
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
+        self._stopping = False
+        self._warned = False
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    def is_this_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def wake(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._start()
+        self._mailbox.poke()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._mailbox.poke()
+        if self._thread is not None and not self.is_this_thread():
+            self._thread.join(_JOIN_SECONDS)  # it hangs only with the storage; the process may end without it
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name="slackwater-keeper", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the process may have no more threads; the next save tries again
+            if not self._warned:
+                logger.warning(
+                    "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
+                    "save or close only",
+                    error,
+                )
+            self._warned = True
+            return
+        self._thread = thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._mailbox.wait()
+            try:
+                self._keep()
+            except Exception:
+                logger.exception("the keeper thread met an error; it goes on")
+        self._mailbox.poke()  # a signal handler may have had a second one started

@@ -1,0 +1,82 @@
+"""Replicas: which tensors of a state torch keeps the same on all ranks, without the caller saying so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..state.tree import Flattener
+
+
+class ReplicaFinder:
+    """Looks through a state that has been walked, once, and says in ``torch_shards`` what it finds."""
+
+    def __init__(self, flat: Flattener) -> None:
+        self._flat = flat
+
+    def find(self) -> None:
+        """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers; and buffers
+        that DDP takes from rank 0."""
+        torch, world = self._flat.torch, self._flat.rank_info.world
+        replicated: set[int] = set()
+        of_first_rank: set[int] = set()
+        for module, given in self._flat.modules:
+            replicated |= self._ids_of(torch.ddp_parameters(module, world), given)
+            of_first_rank |= self._ids_of(torch.ddp_buffers(module, world), given)
+        if world > 1:
+            self._find_inner_replicas(replicated, of_first_rank)
+        for optimizer in self._flat.optimizers:
+            replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
+        if replicated:
+            for index, tensor in enumerate(self._flat.torch_tensors):
+                if id(tensor) in replicated:
+                    self._flat.torch_shards.setdefault(index, self._flat.rank_info.whole(tensor.shape))
+        if of_first_rank:
+            found = [index for index, tensor in enumerate(self._flat.torch_tensors) if id(tensor) in of_first_rank]
+            self._hand_over_once([index for index in found if index not in self._flat.torch_shards])
+
+    def _find_inner_replicas(self, replicated: set[int], of_first_rank: set[int]) -> None:
+        """What lives below a DDP layer that is not in the state itself: ``model.module``, or only its optimizer."""
+        torch, world = self._flat.torch, self._flat.rank_info.world
+        unknown = [
+            parameter
+            for parameters in (
+                *(module.parameters() for module, _ in self._flat.modules),
+                *(group["params"] for optimizer in self._flat.optimizers for group in optimizer.param_groups),
+            )
+            for parameter in parameters
+            if id(parameter) not in replicated and not torch.is_dtensor(parameter)
+        ]
+        if not unknown:
+            return
+        for layer in self._flat.rank_info.ddp_layers(unknown):
+            parameters, buffers = list(torch.ddp_parameters(layer, world)), list(torch.ddp_buffers(layer, world))
+            for given in (range(0), *(given for _, given in self._flat.modules if given)):
+                replicated |= self._ids_of(parameters, given)
+                of_first_rank |= self._ids_of(buffers, given)
+
+    def _ids_of(self, tensors: Iterable[Any], given: range) -> set[int]:
+        """Of these, and of what a state_dict() has given for them: it hands out detached tensors of the same memory."""
+        tensors = list(tensors)
+        found = set(map(id, tensors))
+        if tensors and given:
+            places = {(tensor.data_ptr(), tensor.shape) for tensor in tensors}
+            for tensor in self._flat.torch_tensors[given.start : given.stop]:
+                if (tensor.data_ptr(), tensor.shape) in places:
+                    found.add(id(tensor))
+        return found
+
+    def _hand_over_once(self, indices: list[int]) -> None:
+        """Tensors that only rank 0's count of: it hands them over, whole, and all ranks restore from there."""
+        if self._flat.rank_info.rank == 0:
+            for index in indices:
+                self._flat.torch_shards[index] = self._flat.rank_info.alone(self._flat.torch_tensors[index].shape)
+            return
+        left_out = set(indices)
+        kept = [index for index in range(len(self._flat.torch_names)) if index not in left_out]
+        self._flat.torch_names = [self._flat.torch_names[index] for index in kept]
+        self._flat.torch_tensors = [self._flat.torch_tensors[index] for index in kept]
+        self._flat.torch_updates = [self._flat.torch_updates[index] for index in kept]
+        shards = self._flat.torch_shards
+        self._flat.torch_shards = {new: shards[old] for new, old in enumerate(kept) if old in shards}

@@ -1,0 +1,54 @@
+// Committer: ends each save job whose bytes are written, or that failed on the way. It runs on a thread of its own
+// (sw-commit) and takes the jobs in the order of their steps: sync, record, decision, pin. It also removes what a
+// failed job left behind. With several ranks, RankCommitter makes the decision. A pin for a step in flight is written
+// before the decision to commit it. So neither a clean-up nor a crash can find the step committed and not pinned. A pin
+// requested while the decision is being made is written right after it, before anybody learns of the commit.
+// Owned by Engine::Impl. Thread rule: start() with InFlight's lock held, stop() from close(). All other functions and
+// the state belong to sw-commit.
+// Lifetime: stopped after the pipeline, because it commits or removes whatever has arrived.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <thread>
+
+#include "engine/engine_shared.hpp"
+#include "engine/rank_committer.hpp"
+
+namespace slackwater {
+
+class Committer {
+ public:
+  explicit Committer(EngineShared& shared);
+
+  void start();  // idempotent; throws std::system_error, as start_thread() does
+  void stop();   // after every job that has arrived
+
+ private:
+  void loop(const std::stop_token& stop);
+  [[nodiscard]] std::shared_ptr<SaveJob> await_front(const std::stop_token& stop);
+  void finish(SaveJob& job, const std::stop_token& stop);  // commits one save job that arrived, or removes it
+  [[nodiscard]] Status commit(SaveJob& job, const std::stop_token& stop);
+  [[nodiscard]] Result<RecordReference> write_record(SaveJob& job);
+  [[nodiscard]] Status decide_alone(const SaveJob& job, const RecordReference& vote);
+  void wind_up(SaveJob& job, const Status& status, const std::stop_token& stop);
+  void remove_remains(const SaveJob& job);
+  void pin_ahead(SaveJob& job);
+  void settle_pin(SaveJob& job, bool committed);
+  void tell_pool(const Snapshot::Impl& snapshot) const;
+
+  EngineShared& shared_;
+  const Options& options_ = shared_.options;
+  const Log& log_ = shared_.log;
+  CommitProtocol* const protocol_ = shared_.protocol.get();
+  InFlight& jobs_ = shared_.jobs;
+  Cleaner& cleaner_ = shared_.cleaner;
+
+  std::optional<RankCommitter> ranks_;  // if there are several
+  bool told_pool_ = false;
+
+  std::jthread thread_;  // started last
+};
+
+}  // namespace slackwater

@@ -1,0 +1,79 @@
+// EngineShared: what the parts of an engine (Saver, Planner, Committer, Restorer) share. First come members that are
+// constant after construction, then small objects with a lock each. docs/threading.md has the order of these locks.
+// Owned by Engine::Impl.
+// Lifetime: made before the parts, destroyed after them, once close() has stopped all threads.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "base/guarded.hpp"
+#include "base/log.hpp"
+#include "device/devices.hpp"
+#include "engine/background_errors.hpp"
+#include "engine/cleaner.hpp"
+#include "engine/engine_status.hpp"
+#include "engine/in_flight.hpp"
+#include "engine/live_versions.hpp"
+#include "engine/pipeline.hpp"
+#include "engine/store_access.hpp"
+#include "os/clock.hpp"
+#include "os/file_system.hpp"
+#include "ranks/commit_protocol.hpp"
+#include "ranks/rank_transport.hpp"
+#include "slackwater/options.hpp"
+#include "version/version_store.hpp"
+
+namespace slackwater {
+
+// What tests may replace.
+struct EngineParts {
+  std::unique_ptr<FileSystem> fs;  // null: the real one
+  std::unique_ptr<Clock> clock;
+  std::optional<RankFiles> files = {};  // none: as it follows from the world size
+};
+
+class SkipTurns;
+
+struct EngineShared {
+  EngineShared(Options options_in, EngineParts parts, std::unique_ptr<VersionStore> versions, const Catalog& catalog,
+               Log log_in);
+  ~EngineShared();
+
+  [[nodiscard]] bool disowned() const { return engine_status->is_disowned(); }
+
+  // Constant after construction, or thread-safe.
+  const Options options;
+  const Log log;
+  const std::unique_ptr<FileSystem> fs;
+  const std::unique_ptr<Clock> clock;
+  const RankFiles files;
+  Devices devices;
+  const std::shared_ptr<EngineStatus> engine_status;
+  const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol
+  const std::unique_ptr<CommitProtocol> protocol;
+  const RetentionPolicy retention;
+
+  InFlight jobs;
+  StoreAccess store;
+  Guarded<LiveVersions> live;
+  Guarded<BackgroundErrors> errors;
+  // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.
+  // None: no commit has yet, or a later step found a difference. Then the next save() compares every byte.
+  Guarded<std::optional<std::uint64_t>> replicas_compared;
+  struct Counts {  // of snapshots
+    std::atomic<std::uint64_t> committed{0};
+    std::atomic<std::uint64_t> failed{0};
+    std::atomic<std::uint64_t> skipped{0};
+  } counts;
+  Guarded<PipelineSlot> pipeline;
+  Cleaner cleaner;
+  const std::unique_ptr<SkipTurns> turns;  // null, unless several ranks skip steps
+};
+
+}  // namespace slackwater

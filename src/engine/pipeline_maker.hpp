@@ -1,0 +1,48 @@
+// PipelineMaker: makes the engine's pipeline as soon as the size of its pool is known: at open, in prepare(), in
+// restore(), or at the first save. The slabs are then touched in the background. Touching fresh memory is slow, so the
+// earlier this begins, the less the first fence waits.
+// Owned by Engine::Impl. Thread rule: thread-safe; for_save() belongs to sw-plan. Lifetime: ends before EngineShared.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+
+#include "engine/engine_shared.hpp"
+#include "layout/file_layout.hpp"
+#include "slackwater/tensor.hpp"
+
+namespace slackwater {
+
+class PipelineMaker {
+ public:
+  explicit PipelineMaker(EngineShared& shared) : shared_(shared) {}
+
+  // If this process already uses a GPU and the size of the pool is set, the pool is made for that GPU.
+  void at_open();
+  // Engine::prepare().
+  [[nodiscard]] Status prepare(State state);
+  // A restore places these tensors, so the state that is saved next has them. Trouble is left to that save.
+  void foresee(std::span<const Target> targets);
+  // The pipeline, made if there is none. The first layout of an automatic pool decides: if the pool was made for a
+  // smaller state, it is made again.
+  [[nodiscard]] Result<std::shared_ptr<Pipeline>> for_save(const State& state, const SnapshotLayout& layout);
+  // True once every slab is touched. False after `timeout`, or if there is no pool.
+  [[nodiscard]] Result<bool> wait_touched(std::chrono::milliseconds timeout);
+
+ private:
+  [[nodiscard]] std::uint64_t slabs_for(std::uint64_t state_slabs) const;
+  // Both need mutex_.
+  [[nodiscard]] Result<std::shared_ptr<Pipeline>> make(std::uint64_t slabs, std::optional<int> device, bool foreseen);
+  void drop(const std::shared_ptr<Pipeline>& pipeline);
+
+  EngineShared& shared_;
+  const Options& options_ = shared_.options;
+
+  std::mutex mutex_;  // one pipeline is made at a time; the lock of EngineShared::pipeline may be taken under it
+};
+
+}  // namespace slackwater

@@ -1,0 +1,166 @@
+#include "engine/planner.hpp"
+
+#include <exception>
+#include <vector>
+
+#include "base/result.hpp"
+#include "base/thread.hpp"
+#include "capture/value_digests.hpp"
+#include "engine/skip_turns.hpp"
+#include "version/index_entries.hpp"
+
+namespace slackwater {
+
+void Planner::start() {
+  if (thread_.joinable()) return;
+  thread_ = start_thread("sw-plan", [this](const std::stop_token& stop) { loop(stop); });
+}
+
+void Planner::stop() {
+  thread_.request_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Planner::loop(const std::stop_token& stop) {
+  while (const std::shared_ptr<SaveJob> job = jobs_.next_to_plan(stop)) {
+    Status status;
+    try {
+      status = plan(job, stop);
+    } catch (const std::exception& trouble) {  // no memory, no more threads: this snapshot is lost, training is not
+      status = fail(ErrorKind::kOutOfMemory,
+                    fmt::format("step {} could not be planned: {}", job->snapshot->step(), trouble.what()));
+    }
+    if (!status) {
+      // Nothing was launched, so nobody else will end it: it goes to sw-commit as a failed job.
+      job->snapshot->fail(status.error());
+      job->device_copies.clear();  // waits for the samples: they still read the tensors
+      job->state.owner.reset();
+      job->snapshot->release_sources();
+      jobs_.arrive(*job);
+    }
+  }
+}
+
+Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token& stop) {
+  const std::uint64_t step = job->snapshot->step();
+  // First of all: whatever follows may take long (storage, other ranks, the pool), and an update that ran before the
+  // first samples would go unnoticed. The step would be committed with the bytes of the next one.
+  if (const Status sampled = sample_devices(*job); !sampled) job->snapshot->fail(sampled.error());
+  // Even a step that has already failed needs the attempt, to tell the other ranks.
+  SW_TRY(ensure_attempt(*job, stop));
+  if (const auto error = job->snapshot->error()) return fail(*error);
+  // Without the store's lock: sw-commit may hold that during the syncs of an earlier step, and the copies of this one
+  // must not wait for them. make_version() needs only the attempt, which only this thread claims.
+  SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.store.beside_commits().make_version(step); }));
+  // Every offset is fixed before a byte moves, so that slabs can be written in any order.
+  SW_ASSIGN(SnapshotLayout layout,
+            plan_layout(job->state,
+                        {.step = step, .attempt = job->attempt.number, .rank = options_.rank, .world = options_.world},
+                        kMaxHeaderBytes, shared_.files.directory(options_.rank)));
+  job->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
+  job->snapshot->set_total(job->layout->size_bytes);
+  // The first layout tells how large an automatic pool should be.
+  SW_ASSIGN(const std::shared_ptr<Pipeline> pipeline, pipelines_.for_save(job->state, *job->layout));
+  const auto on_arrived = [this, job = job.get()] { jobs_.arrive(*job); };
+  {
+    std::lock_guard lock(job->mutex);  // give_up() finds the job either not launched at all or fully launched
+    if (job->given_up) return fail(job->snapshot->error().value_or(Error{}));
+    pipeline->launch(job, on_arrived, cleaner_.room_maker());
+    job->launched = pipeline.get();
+  }
+  // The index follows from the layout alone, so it is made while the bytes move.
+  if (const Status indexed = make_index(*job); !indexed) {
+    job->snapshot->fail(indexed.error());  // copies are under way, so the job must drain before it arrives
+    Pipeline::give_up(*job, indexed.error());
+  }
+  job->end_one(on_arrived);  // the planner's own operation, see Pipeline::launch()
+  return {};
+}
+
+Status Planner::sample_devices(SaveJob& job) {
+  for (const DeviceCapture& part : job.captured.devices) {
+    std::vector<const StridedMemory*> guarded;
+    if (!job.captured.whole_fingerprint) {  // save() has already read every byte of those
+      for (const std::uint32_t i : part.guarded) guarded.push_back(&job.captured.sources[i].memory);
+    }
+    SW_ASSIGN(auto copies, part.device->begin(part.produced, guarded, job.captured.seed));
+    job.device_copies.push_back(
+        {part.device, std::move(copies), part.early == nullptr ? nullptr : part.early->filled()});
+  }
+  return {};
+}
+
+// Sets the attempt of this save job. The first job after open or a restore claims it, or learns it from rank 0.
+Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
+  const std::uint64_t step = job.snapshot->step();
+  std::uint32_t known = 0;  // the attempt before a restore whose end this rank did not learn
+  // In this order: a restore that ends in between changes the attempt before it clears this flag.
+  const bool unsure = protocol_ != nullptr && protocol_->unsure();
+  if (std::optional<Attempt> current = live_.lock()->attempt()) {
+    if (!unsure) {
+      job.name = {step, current->number};
+      job.attempt = std::move(*current);
+      return {};
+    }
+    known = current->number;
+  }
+  LiveVersions::Start start = live_.lock()->start();
+  // Rank 0 claims the attempt for all and lists the others in it. They wait for its announcement.
+  std::vector<std::string> members;
+  if (protocol_ != nullptr) {
+    SW_ASSIGN(members, protocol_->rendezvous(stop));
+    if (!protocol_->leads()) {
+      SW_ASSIGN(const AnnouncedAttempt announced, protocol_->await_attempt(step, known, stop));
+      job.name = {step, announced.number};  // from here on this rank can tell the others if it fails
+      if (announced.error) return fail(*announced.error);
+    }
+  }
+  Result<Attempt> attempt;
+  {
+    // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
+    const auto nobody_deletes = cleaner_.hold();
+    attempt = shared_.store.alone([&](VersionStore& versions) -> Result<Attempt> {
+      if (protocol_ != nullptr && !protocol_->leads())
+        return versions.accept(job.name.attempt, options_.rank, protocol_->id());
+      if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
+      return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
+                            shared_.retention);
+    });
+  }
+  // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
+  if (attempt) claimed_.emplace(start.epoch, *attempt);
+  Status told;
+  if (protocol_ != nullptr && protocol_->leads()) told = protocol_->announce_attempt(step, attempt);
+  if (!attempt) return fail(std::move(attempt).error());
+  SW_TRY(told);
+  job.attempt = *attempt;
+  job.name = {step, attempt->number};
+  {
+    // Under one lock: a restore that ends in between must see both changes or neither.
+    const auto live = live_.lock();
+    live->begin_attempt(*attempt);
+    if (shared_.turns) shared_.turns->begin_attempt(attempt->number);
+  }
+  cleaner_.request();  // removes what killed runs left behind, before it can fill the disk
+  return {};
+}
+
+Status Planner::make_index(SaveJob& job) const {
+  try {
+    const std::vector<IndexEntry> entries =
+        index_entries(job.state, *job.layout, protocol_ != nullptr ? std::optional(options_.rank) : std::nullopt);
+    job.tensor_count = entries.size();
+    job.index_text = serialize_index(entries);
+    // With several ranks, rank 0 checks that their parts make a whole.
+    if (protocol_ == nullptr) return check_complete(entries);
+    job.value_digests = digest_values(job.state.values, job.stage_job->tree);
+    job.state.values.clear();  // as large as the tree: not kept until the commit
+    job.replicated_values = digest_leaves(job.state.replicated_values);
+    return {};
+  } catch (const std::exception& trouble) {
+    return fail(ErrorKind::kOutOfMemory,
+                fmt::format("step {} could not be indexed: {}", job.name.step, trouble.what()));
+  }
+}
+
+}  // namespace slackwater

@@ -1,0 +1,235 @@
+#include "engine/rank_committer.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+
+namespace slackwater {
+
+Manifest manifest_of(const EngineShared& shared, const SaveJob& job, Decision decision) {
+  return Manifest{.run = job.attempt.run,
+                  .step = job.name.step,
+                  .attempt = job.name.attempt,
+                  .world = shared.options.world,
+                  .decision = decision,
+                  .created_unix_ms = shared.clock->wall_unix_ms(),
+                  .metrics = decision == Decision::kCommit ? job.state.metrics : std::map<std::string, double>()};
+}
+
+Status RankCommitter::decide(SaveJob& job, const RecordReference& record, const std::stop_token& stop) {
+  SW_ASSIGN(Ballot own, ballot_of(job, record));
+  // From here on other ranks may have the ballot and commit with it, so this rank must not give up alone any more.
+  job.voted = true;
+  auto ballots = protocol_->vote(job.name, job.directory, std::move(own), index_cache_, stop);
+  if (protocol_->leads()) {
+    SW_TRY(decide_for_all(job, std::move(ballots)));
+  } else {
+    // Even if the ballot was not delivered, there is one decision for the version, and this rank must learn it.
+    if (!ballots) log_.warn("this rank's vote was not delivered: {}", ballots.error().to_string());
+    SW_TRY(learn_outcome(job, stop));
+    protocol_->forget(job.name);  // rank 0 has decided, so nobody will read this rank's ballot any more
+  }
+  // Everybody has what was committed. The next ballots carry only what has changed.
+  index_cache_.committed();
+  if (job.compares_every_byte) *shared_.replicas_compared.lock() = job.replicas;
+  return {};
+}
+
+void RankCommitter::give_up(SaveJob& job, const Error& error, const std::stop_token& stop) {
+  if (!job.voted) report_failure(job, error, stop);
+  index_cache_.given_up();
+}
+
+// This rank's ballot: its record, its part of the index, and digests of everything that should be the same on all
+// ranks.
+Result<Ballot> RankCommitter::ballot_of(SaveJob& job, const RecordReference& record) const {
+  const Digest128 part = digest128(job.index_text);
+  Ballot ballot{.records = {run_of(record.rank, record.digest)},
+                .index_parts = {{options_.rank, 1, part, std::move(job.index_text)}},
+                .size_bytes = job.layout->size_bytes,
+                .replicas = {},
+                .samples = {},
+                .replicated_values = {},
+                .values = {job.value_digests.begin(), job.value_digests.end()},
+                .failures = {}};
+  for (const auto& [group, tensors] : job.replica_digests) {
+    ballot.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
+  }
+  // Samples may still be pending on a device. Waiting for them here, long after the fence, holds nobody up.
+  SW_ASSIGN(auto samples, job.replica_samples.samples(options_.rank));
+  for (auto& [group, seen] : samples) ballot.samples[group].push_back(std::move(seen));
+  if (!job.state.replicated_values.empty()) {
+    std::vector<std::pair<std::string_view, std::uint64_t>> values;
+    std::string names;  // part of the digest, so that a value which a rank lacks is a difference
+    for (const auto& [name, digest] : job.replicated_values) {
+      values.emplace_back(name, digest);
+      names += name + '\n';
+    }
+    ballot.replicated_values.push_back(samples_of(options_.rank, 0, digest64(std::as_bytes(std::span(names))),
+                                                  job.name.step, values,
+                                                  job.compares_every_byte ? kMaxListedValues : kListedSamples));
+  }
+  return ballot;
+}
+
+// On rank 0. The others wait for an outcome, whatever happens here. So every path leads to announce().
+Status RankCommitter::decide_for_all(const SaveJob& job, Result<Ballot> ballots) {
+  std::string reason;          // for the abort; empty: no abort needs to be written
+  std::optional<Error> error;  // of the step; none: committed
+  Publishing publishing;
+  if (!ballots) {
+    reason = fmt::format("rank 0: {}", ballots.error().message);
+  } else if (!ballots->failures.empty()) {
+    reason = describe(ballots->failures);
+    // Only rank 0 deletes, so it makes room for a rank that ran out of space.
+    if (std::ranges::any_of(ballots->failures, &Ballot::Failure::no_space)) cleaner_.request(Need::kSpace);
+    publishing.replicas_differ = std::ranges::any_of(ballots->failures, &Ballot::Failure::replicas_differ);
+  } else if (Status published = try_to_publish(job, std::move(*ballots), publishing); !published) {
+    error = std::move(published).error();
+    const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
+    // A mismatch already names the ranks that disagree.
+    if (!settled) {
+      reason = error->kind == ErrorKind::kMismatch ? error->message : fmt::format("rank 0: {}", error->to_string());
+    }
+  }
+  // An abort is written to disk too, so that a rank that gets no message cannot take the step for undecided.
+  if (!reason.empty()) error = give_up_for_all(job, reason, publishing.tried);
+  // The next step compares every byte and so finds out which tensors differ.
+  if (publishing.replicas_differ) compare_every_byte();
+  if (const Status told = protocol_->announce(job.name, {error, publishing.replicas_differ}); !told) {
+    log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
+              job.name.step, told.error().to_string());
+  }
+  if (error) return fail(std::move(*error));
+  return {};
+}
+
+// Writes the abort and returns the error for all ranks. nullopt: the step is committed after all, because the decision
+// to commit reached the disk although writing it reported a failure.
+std::optional<Error> RankCommitter::give_up_for_all(const SaveJob& job, const std::string& reason, bool tried) {
+  Manifest manifest = manifest_of(shared_, job, Decision::kAbort);
+  manifest.reason = reason;
+  const auto decided = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
+  if (decided && decided->decision == Decision::kCommit) {
+    cleaner_.note_committed(*decided, job.pinned);
+    return std::nullopt;
+  }
+  // Another rank may have been first. Then its reason is the one that everybody gets.
+  if (decided) return aborted_everywhere(job.name.step, decided->reason, job.directory);
+  if (decided.error().kind == ErrorKind::kInDoubt) return decided.error();
+  // The commit may be on disk although it looked like a failure, and no abort excludes it.
+  if (tried && decided.error().kind != ErrorKind::kNotFound) {
+    return Error{ErrorKind::kInDoubt,
+                 fmt::format("neither the commit nor the abort of step {} could be written: {}", job.name.step,
+                             decided.error().message),
+                 job.directory};
+  }
+  // Only rank 0 commits, so nobody can commit this step any more, even without a written abort. kNotFound is expected:
+  // perhaps no rank got as far as making the directory.
+  if (decided.error().kind != ErrorKind::kNotFound) {
+    log_.warn("the abort of step {} could not be written: {}", job.name.step, decided.error().to_string());
+  }
+  return aborted_everywhere(job.name.step, reason, job.directory);
+}
+
+// The other ranks wait for an outcome, so an exception must become an Error.
+Status RankCommitter::try_to_publish(const SaveJob& job, Ballot ballots, Publishing& publishing) {
+  try {
+    return publish_commit(job, std::move(ballots), publishing);
+  } catch (const std::exception& trouble) {
+    return fail(ErrorKind::kOutOfMemory, fmt::format("the index of all ranks could not be made: {}", trouble.what()));
+  }
+}
+
+// Compares the ballots, writes the index of all ranks, and then the decision.
+Status RankCommitter::publish_commit(const SaveJob& job, Ballot ballots, Publishing& publishing) {
+  // Ranks that have drifted apart must not become one checkpoint.
+  if (auto mismatch = replica_mismatch(ballots)) {
+    publishing.replicas_differ = true;
+    return fail(ErrorKind::kMismatch, std::move(*mismatch));
+  }
+  // Merges the parts into one index. That fails unless the boxes of every tensor cover it exactly.
+  SW_ASSIGN(const auto index, index_cache_.merge(job.name.attempt, std::move(ballots.index_parts), Reach::kEverybody));
+  // A reader that does not know these features must refuse the version, not misread it.
+  Manifest manifest = manifest_of(shared_, job, Decision::kCommit);
+  if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
+  if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
+  manifest.rank_local_values = rank_local_values(ballots);
+  SW_ASSIGN(manifest.records, references(ballots, shared_.files, job.directory));
+  manifest.index_digest = index->digest;
+  manifest.size_bytes = ballots.size_bytes;
+  manifest.tensor_count = index->tensor_count;
+  // The index must be durable before the manifest, which states its digest.
+  SW_TRY(cleaner_.alone_with_room([&](VersionStore& versions) { return versions.write_index(job.name, index->text); }));
+  publishing.tried = true;  // before the call: even if it throws, the decision may be on disk
+  const auto decided = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
+  if (!decided) {
+    // Without space nothing was written. After any other failure the decision may still be on disk.
+    publishing.tried = decided.error().kind != ErrorKind::kNoSpace;
+    return fail(decided.error());
+  }
+  if (decided->decision == Decision::kAbort)
+    return fail(aborted_everywhere(job.name.step, decided->reason, job.directory));
+  cleaner_.note_committed(*decided, job.pinned);
+  return {};
+}
+
+// On the other ranks, after their vote.
+Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& stop) {
+  const auto told = protocol_->await_outcome(job.name, stop);
+  if (told && *told) {
+    if ((*told)->replicas_differ) compare_every_byte();
+    if ((*told)->error) return fail(*(*told)->error);
+    return {};
+  }
+  // The vote counts even though this rank closes. Only the disk will tell how the step ended.
+  if (!told && told.error().kind == ErrorKind::kClosed) {
+    return fail(ErrorKind::kInDoubt,
+                fmt::format("rank {} was closed after it voted for step {}; the other ranks decide without it",
+                            options_.rank, job.name.step),
+                job.directory);
+  }
+  // A rank that has voted must not give up alone. It tries to write an abort: the first manifest decides for all.
+  const std::string reason =
+      told ? fmt::format("rank 0 had not decided when the deadline of rank {} passed (commit_timeout)", options_.rank)
+           : told.error().message;
+  Manifest manifest = manifest_of(shared_, job, Decision::kAbort);
+  manifest.reason = reason;
+  auto decided = shared_.store.alone([&](VersionStore& versions) { return versions.decide(std::move(manifest)); });
+  if (!decided) {
+    Error error = std::move(decided).error();
+    // Only rank 0 removes the directory: of a newer attempt, or of this one after an abort.
+    if (error.kind == ErrorKind::kNotFound)
+      return fail(aborted_everywhere(job.name.step, "its directory was removed meanwhile", job.directory));
+    if (error.kind != ErrorKind::kAborted) error.kind = ErrorKind::kInDoubt;
+    return fail(std::move(error));
+  }
+  if (decided->decision == Decision::kAbort)
+    return fail(aborted_everywhere(job.name.step, decided->reason, job.directory));
+  return {};
+}
+
+// Sends a ballot that says why the step failed here, so that nobody waits for this rank's vote until the deadline.
+void RankCommitter::report_failure(SaveJob& job, const Error& error, const std::stop_token& stop) {
+  job.voted = true;
+  if (job.name.attempt == 0) {  // it failed before it was planned
+    const std::optional<Attempt> attempt = shared_.live.lock()->attempt();
+    if (!attempt) return;  // this rank has no attempt to vote in: the others know why, or report it as missing
+    job.attempt = *attempt;
+    job.name = {job.snapshot->step(), attempt->number};
+  }
+  auto ballots = protocol_->vote(
+      job.name, job.directory,
+      Ballot{.failures = {{options_.rank, error.to_string(), error.kind == ErrorKind::kNoSpace}}}, index_cache_, stop);
+  if (protocol_->leads()) {
+    static_cast<void>(decide_for_all(job, std::move(ballots)));  // this snapshot already has its error
+  } else if (!ballots) {
+    log_.warn("the other ranks could not be told that step {} failed here: {}", job.name.step,
+              ballots.error().to_string());
+  }
+}
+
+}  // namespace slackwater

@@ -1,0 +1,280 @@
+#include "engine/restorer.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/result.hpp"
+#include "engine/skip_turns.hpp"
+#include "restore/checkpoint_reader.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr const char* kUndefinedState = "; the state was partly overwritten and is undefined";
+
+// Reads in flight hide the latency of storage. From the pool, which exists already, restore may take more.
+constexpr std::uint64_t kRestoreBufferBytes = 48u << 20;
+constexpr std::uint64_t kRestoreFromPoolBytes = 128u << 20;
+
+// A name in `placed` that `targets` would leave as it is.
+std::optional<std::string> not_covered(std::set<std::string> placed, const std::vector<Target>& targets) {
+  for (const Target& target : targets) placed.erase(target.name);
+  if (placed.empty()) return std::nullopt;
+  return *placed.begin();
+}
+
+bool is_refusal(const Error& error) {
+  return error.kind == ErrorKind::kMismatch || error.kind == ErrorKind::kInvalidArgument ||
+         error.kind == ErrorKind::kUnsupported;
+}
+
+// The bytes are not those that were saved, or are gone: another version may be whole. Storage that cannot be read is
+// not damage; it may be readable tomorrow.
+bool is_damage(const Error& error) { return error.kind == ErrorKind::kCorrupt; }
+
+// Versions that may be tried, oldest first. They include versions whose manifest cannot be read, so that none is passed
+// over silently. A version that was set aside is tried only if its step is asked for and no live version has it.
+std::vector<CatalogEntry> restorable(const Catalog& catalog, std::optional<std::uint64_t> step) {
+  std::vector<CatalogEntry> candidates;
+  std::vector<CatalogEntry> aside;
+  for (const CatalogEntry& entry : catalog.entries) {
+    if (step && entry.name.step != *step) continue;
+    if (entry.adoptable()) candidates.push_back(entry);
+    if (step && entry.state == VersionState::kSetAside) aside.push_back(entry);
+  }
+  return candidates.empty() ? aside : candidates;
+}
+
+std::vector<SetAside> set_aside_of(const RestoreProtocol::Choice& choice) {
+  std::vector<SetAside> versions;
+  for (std::size_t i = 0; i < choice.passed_over.size(); ++i)
+    versions.push_back({choice.passed_over[i], i < choice.damaged.size() ? choice.damaged[i] : ""});
+  return versions;
+}
+
+}  // namespace
+
+std::string listed(const std::vector<VersionInfo>& versions) {
+  std::string text;
+  for (const VersionInfo& version : versions) text += fmt::format("{}{}", text.empty() ? "" : ", ", version.step);
+  return text.empty() ? "none" : text;
+}
+
+Result<std::optional<Restored>> Restorer::restore(const RestoreOptions& options, const Plan& plan) {
+  if (shared_.disowned()) return fail(disowned_error());
+  // Under the lock that close() takes when it begins. So close() knows of this call, and lets it leave the other ranks.
+  const auto begin_call = [&] {
+    std::lock_guard lock(mutex_);
+    ++restoring_;
+  };
+  if (!shared_.jobs.unless_closed(begin_call)) return fail(shared_.jobs.closed_error());
+  struct Call {
+    Restorer& self;
+    ~Call() { self.end_call(); }
+  } const call{*this};
+  // A job in flight may become the newest version.
+  SW_TRY(shared_.jobs.wait_idle(Level::kCommitted, {}));
+  // A version that is being deleted must not be chosen, and the chosen one must not be deleted.
+  if (!shared_.cleaner.wait_idle({})) return fail(ErrorKind::kInternal, "the cleaner did not finish", options_.path);
+  return protocol_ != nullptr ? restore_together(options, plan) : restore_alone(options, plan);
+}
+
+void Restorer::end_call() {
+  bool leave = false;
+  {
+    std::lock_guard lock(mutex_);
+    leave = --restoring_ == 0 && std::exchange(leave_to_restore_, false);
+  }
+  if (leave) shared_.transport->leave();
+}
+
+void Restorer::leave_ranks() {
+  if (!shared_.transport) return;
+  {
+    std::lock_guard lock(mutex_);
+    leave_to_restore_ = restoring_ > 0;
+    if (leave_to_restore_) return;
+  }
+  shared_.transport->leave();
+}
+
+Result<std::optional<Restored>> Restorer::nothing(const RestoreOptions& options, const Catalog& catalog) const {
+  if (!options.step) return std::optional<Restored>();
+  return fail(
+      ErrorKind::kNotFound,
+      fmt::format("there is no checkpoint of step {}; there are: {}", *options.step, listed(catalog.live_versions())),
+      options_.path);
+}
+
+Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& options, const Plan& plan) {
+  SW_ASSIGN(const Catalog catalog, shared_.store.scan(shared_.jobs));
+  std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
+  std::ranges::reverse(candidates);
+  if (candidates.empty()) return nothing(options, catalog);
+
+  Restored restored;
+  Placing placing;
+  std::vector<SetAside> passed_over;
+  for (const CatalogEntry& entry : candidates) {
+    const auto known = std::ranges::find(options.passed_over, entry.name.step, &PassedOver::step);
+    auto status = known == options.passed_over.end() ? place_version(entry, options, plan, placing)
+                                                     : Status(fail(ErrorKind::kCorrupt, known->why));
+    if (status) {
+      restored.version = entry.info;
+      use_restored(entry.info, catalog, passed_over);
+      return std::optional<Restored>(std::move(restored));
+    }
+    if (placing.refusal) {
+      if (placing.began) placing.refusal->message += kUndefinedState;
+      return fail(*placing.refusal);
+    }
+    if (!is_damage(status.error()) || options_.on_damage == OnDamage::kRaise || options.step) {
+      Error error = status.error();
+      if (placing.began) error.message += kUndefinedState;
+      return fail(std::move(error));
+    }
+    log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
+    passed_over.push_back({entry.name, status.error().to_string()});
+    restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
+  }
+
+  std::string all;
+  for (const std::string& damage : restored.damaged) all += "\n  " + damage;
+  return fail(ErrorKind::kCorrupt,
+              fmt::format("no checkpoint could be restored{}:{}", placing.began ? kUndefinedState : "", all),
+              options_.path);
+}
+
+// Opens one version, asks the caller where its tensors go, and reads them into place.
+Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
+                               Placing& placing) {
+  const auto refuse = [&](Error error) {
+    placing.refusal = error;
+    return fail(std::move(error));
+  };
+  placing.on_progress();
+  if (entry.error) return fail(*entry.error);
+  const auto lender = shared_.pipeline.lock()->idle();
+  const ReaderParts parts{.fs = shared_.fs.get(),
+                          .pool = lender ? &lender->pool() : nullptr,
+                          .devices = &shared_.devices,
+                          .viewer = Viewer{.rank = options_.rank, .world = options_.world},
+                          .on_progress = placing.on_progress};
+  const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
+                                 .io_backend = options_.io_backend,
+                                 .direct_io = options_.direct_io,
+                                 .log = options_.log};
+  SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
+  placing.on_progress();
+  auto targets = plan(checkpoint);
+  placing.on_progress();
+  if (!targets) return refuse(std::move(targets).error());
+  if (const auto left = not_covered(placing.placed, *targets)) {
+    return refuse(
+        {ErrorKind::kCorrupt,
+         fmt::format("a damaged version was partly placed, and step {} does not have tensor '{}' to replace it",
+                     entry.name.step, *left),
+         options_.path, 0, false, *left});
+  }
+  if (auto ready = wait_for_targets(*targets, options.after); !ready) return refuse(std::move(ready).error());
+  // What is restored now will be saved next, and its pool is touched while this thread reads.
+  pipelines_.foresee(*targets);
+  auto read = checkpoint.read(*targets);
+  if (!read && is_refusal(read.error())) return read;  // targets are checked before a byte moves
+  placing.began = true;
+  for (const Target& target : *targets) placing.placed.insert(target.name);
+  if (!read || !options.read_rest) return read;
+  // What the caller reads itself belongs to the version, too: damage there is damage of the version.
+  auto rest = options.read_rest(checkpoint, placing.on_progress);
+  if (!rest && rest.error().kind != ErrorKind::kCorrupt) return refuse(std::move(rest).error());
+  return rest;
+}
+
+// Work that the trainer has queued may still write to the targets, or read their old values.
+Status Restorer::wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after) {
+  std::set<int> ordinals;
+  for (const Target& target : targets) ordinals.insert(target.device);
+  ordinals.erase(kHostDevice);
+  for (const int ordinal : ordinals) {
+    SW_ASSIGN(AsyncDevice* const device, shared_.devices.cuda(ordinal));
+    SW_ASSIGN(const auto idle, device->record_event(streams_on(after, ordinal)));
+    SW_TRY(idle->wait());
+  }
+  return {};
+}
+
+// From here on this run continues that version, under an attempt of its own.
+void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
+                            const std::vector<SetAside>& passed_over) {
+  shared_.replicas_compared.lock()->reset();
+  const auto live = shared_.live.lock();  // over both, as Planner::ensure_attempt()
+  live->go_on_from(version, catalog, passed_over);
+  if (shared_.turns) shared_.turns->begin_anew();
+}
+
+Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions& options, const Plan& plan) {
+  using Agreement = RestoreProtocol;
+  SW_TRY(protocol_->rendezvous({}));
+  Agreement agreement(*protocol_, *shared_.transport, *shared_.clock, restore_calls_);
+
+  Result<Catalog> catalog;
+  std::vector<CatalogEntry> candidates;
+  const auto list_versions = [&] {
+    catalog = shared_.store.scan(shared_.jobs);
+    Agreement::Offer offer{.step = options.step, .versions = {}, .error = {}};
+    if (!catalog) {
+      offer.error = catalog.error();
+      return offer;
+    }
+    candidates = restorable(*catalog, options.step);
+    for (const CatalogEntry& entry : candidates) offer.versions.push_back(entry.name);
+    return offer;
+  };
+
+  Placing placing;
+  placing.on_progress = [&] { agreement.note_progress(); };
+  std::size_t told = 0;  // damaged versions already in the log
+  protocol_->begin_restore();
+  SW_ASSIGN(Agreement::Choice choice, agreement.begin(list_versions()));
+  for (;;) {
+    for (; told < choice.damaged.size(); ++told)
+      log_.error("a damaged checkpoint is passed over by all ranks: {}", choice.damaged[told]);
+    for (const std::string& version : choice.unseen)
+      log_.warn("some ranks do not see an older checkpoint; it is kept: {}", version);
+    switch (choice.kind) {
+      case Agreement::Choice::Kind::kTry: break;
+      case Agreement::Choice::Kind::kDone: {
+        const auto entry = std::ranges::find(candidates, choice.version, &CatalogEntry::name);
+        use_restored(entry->info, *catalog, set_aside_of(choice));
+        shared_.live.lock()->adopt_unseen(choice.version, choice.seen);
+        protocol_->finish_restore({choice.round, choice.version}, choice.announcements);
+        return std::optional<Restored>(Restored{entry->info, std::move(choice.damaged)});
+      }
+      case Agreement::Choice::Kind::kNothing: protocol_->fail_restore(); return nothing(options, *catalog);
+      case Agreement::Choice::Kind::kListAgain: {
+        log_.warn("the ranks do not see the same checkpoints; all ranks list the directory again");
+        SW_ASSIGN(choice, agreement.list_again(list_versions()));
+        continue;
+      }
+      case Agreement::Choice::Kind::kFailed:
+        protocol_->fail_restore();
+        if (choice.error.path.empty()) choice.error.path = options_.path;
+        if (placing.began) choice.error.message += kUndefinedState;
+        return fail(std::move(choice.error));
+    }
+
+    const auto entry = std::ranges::find(candidates, choice.version, &CatalogEntry::name);
+    const Status status = entry != candidates.end()
+                              ? place_version(*entry, options, plan, placing)
+                              : fail(ErrorKind::kNotFound, "this rank does not see the version", options_.path);
+    auto verdict = Agreement::Verdict::kGood;
+    if (!status) {
+      const bool passable =
+          is_damage(status.error()) && !placing.refusal && options_.on_damage == OnDamage::kFallback && !options.step;
+      verdict = passable ? Agreement::Verdict::kDamaged : Agreement::Verdict::kRefused;
+    }
+    SW_ASSIGN(choice, agreement.next(verdict, status ? Error{} : status.error()));
+  }
+}
+
+}  // namespace slackwater

@@ -1,0 +1,96 @@
+// SaveJob: everything that belongs to one snapshot on its way, from save() to its end.
+// Owned by InFlight. Thread rule: the engine's threads pass it on from one to the next (save -> plan -> copy and write
+// -> commit), so most of it needs no lock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/digest.hpp"
+#include "base/guarded.hpp"
+#include "capture/capture.hpp"
+#include "capture/replica_digests.hpp"
+#include "capture/replica_samples.hpp"
+#include "engine/snapshot_impl.hpp"
+#include "layout/file_layout.hpp"
+#include "stage/stager.hpp"
+#include "store/file_writer.hpp"
+#include "version/attempt.hpp"
+#include "version/names.hpp"
+
+namespace slackwater {
+
+// Whether somebody wants a step in flight pinned.
+struct PinRequest {
+  bool wanted = false;
+  bool settled = false;  // sw-commit will not check again: pin() must write it
+};
+
+class Pipeline;
+
+struct SaveJob {
+  std::shared_ptr<Snapshot::Impl> snapshot;
+  State state;  // only the tensors that this rank writes
+  Capture captured;
+  std::vector<std::uint32_t> at_once_tensors;  // indices in the state as it was passed to save()
+  std::uint64_t replicas = 0;                  // ReplicaShares::list()
+  ReplicaDigestsOfRank replica_digests;        // empty once these replicas have been compared
+  bool compares_every_byte = false;            // whether replica_digests was taken; also true without replicas
+  PendingReplicaSamples replica_samples;       // with several ranks
+
+  // Set by sw-plan.
+  Attempt attempt;
+  VersionName name;
+  std::string directory;  // of this version; empty until it is made
+  std::shared_ptr<const SnapshotLayout> layout;
+  std::vector<CopiesOfDevice> device_copies;  // made before all else, moved to stage_job by Pipeline::launch()
+  std::shared_ptr<StageJob> stage_job;
+  std::vector<FileWriter::FileId> files;  // by part
+  std::string index_text;
+  std::uint64_t tensor_count = 0;                          // in the index
+  std::map<std::string, Digest128> value_digests;          // of State::values
+  std::map<std::string, std::uint64_t> replicated_values;  // digests of values that should be the same on all ranks
+
+  Guarded<PinRequest> pin;
+  bool pinned = false;  // of sw-commit: the pin was written
+  bool voted = false;   // of sw-commit: the other ranks may have this one's ballot
+
+  std::mutex mutex;              // guards what follows
+  Pipeline* launched = nullptr;  // the pipeline that has it; null: not launched yet
+  bool given_up = false;         // before it was launched
+  std::uint32_t under_way = 0;   // operations that have not ended: the copies (1), each file (1), the plan (1)
+  std::vector<std::optional<WrittenFile>> written;  // by part
+
+  std::atomic<bool> arrived{false};  // nothing of it is under way any more; sw-commit takes over
+
+  // Ends one operation. The last one calls `on_arrived`.
+  void end_one(const std::function<void()>& on_arrived) {
+    bool last = false;
+    {
+      std::lock_guard lock(mutex);
+      last = --under_way == 0;
+    }
+    if (last) on_arrived();
+  }
+};
+
+// A job that failed before anything of it was under way. It takes the same way as any other, so that sw-commit can tell
+// the other ranks.
+[[nodiscard]] inline std::shared_ptr<SaveJob> failed_job(const Snapshot::Impl::Spec& spec, const Error& error,
+                                                         const std::shared_ptr<EngineStatus>& engine_status) {
+  auto job = std::make_shared<SaveJob>();
+  job->snapshot = std::make_shared<Snapshot::Impl>(spec, engine_status);
+  job->snapshot->fail(error);
+  job->snapshot->release_sources();
+  job->snapshot->finish_save();
+  return job;
+}
+
+}  // namespace slackwater

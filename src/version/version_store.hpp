@@ -1,0 +1,119 @@
+// VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision.
+// Deletion is delegated to VersionCleaner. The durability order beyond a single file is in version_store.cpp, with the
+// reason beside each step; os/durable.hpp has the order for the files themselves.
+// Owned by the Engine. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
+// Thread rule: one thread at a time (sw-commit; before the first save and in restore(), the trainer's thread). Except:
+// make_version(), scan(), clean_up(), remove() and pin() may run beside anything but claim().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/guarded.hpp"
+#include "base/log.hpp"
+#include "os/clock.hpp"
+#include "version/catalog.hpp"
+#include "version/index.hpp"
+#include "version/record.hpp"
+#include "version/retention.hpp"
+#include "version/version_cleaner.hpp"
+
+namespace slackwater {
+
+class VersionStore {
+ public:
+  // Rank 0 is the leader: it takes the lock, claims attempts and deletes. The members write under an attempt that lists
+  // them.
+  enum class Role : std::uint8_t { kLeader, kMember };
+
+  // Creates `root` (its parent must exist) and .slackwater; the leader takes the lock. kBusy: another run holds it.
+  // kPermission and kNotFound say which directory is meant and what to do.
+  // `files` is for tests, which cannot have a thousand ranks. Otherwise the world decides where the files are.
+  [[nodiscard]] static Result<std::unique_ptr<VersionStore>> open(FileSystem& fs, const Clock& clock, std::string root,
+                                                                  Log log, Role role = Role::kLeader,
+                                                                  std::optional<RankFiles> files = {});
+
+  [[nodiscard]] const std::string& root() const { return root_; }
+  [[nodiscard]] Result<Catalog> scan() { return scan_catalog(fs_, root_); }  // reads every manifest
+  // Reads only manifests that are new to this store. For rank 0, which alone deletes.
+  [[nodiscard]] Result<Catalog> scan_cached() { return scan_catalog(fs_, root_, &cache_); }
+
+  // Claims the next attempt number and adopts `adopted`. If another run takes the number first, tries the one after it.
+  // May be called again: after a rollback, the run goes on under a new attempt. Also removes old attempt files, and
+  // what crashes left behind in .slackwater. If the disk is full, deletes to make room for the claim: first undecided
+  // versions of earlier attempts (whoever holds the lock knows that nobody can commit them any more), then adopted ones
+  // beyond `policy`.
+  // `members`: an id for each rank; empty means one rank. `set_aside`: versions to keep although they are not live.
+  [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
+                                      std::vector<std::string> members = {}, std::vector<SetAside> set_aside = {},
+                                      const RetentionPolicy& policy = {.keep = 0});
+  // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
+  [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
+
+  // Creates the directory of a version of the claimed attempt, and this rank's subdirectory if the world needs them.
+  // Returns the path of the version's directory.
+  [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
+
+  // Call it when the data files are durable. Writes and syncs index and record, then syncs the directories up to the
+  // root. Returns the record's digest: the rank votes with it.
+  // `index_text` comes from serialize_index(); the engine makes it while bytes still move. With several ranks it is
+  // empty: the leader writes the index with write_index() once it has everybody's part.
+  [[nodiscard]] Result<RecordReference> write_record(const Record& record, const std::string& index_text);
+  [[nodiscard]] Status write_index(const VersionName& version, const std::string& index_text);
+
+  // Publishes the decision. A commit states where the files are. If there is a decision already, it is read, made
+  // durable and obeyed: the Manifest returned is the one on disk. kInDoubt: the last sync failed. kAborted: a newer
+  // attempt has been claimed, so this run may not commit.
+  [[nodiscard]] Result<Manifest> decide(Manifest manifest);
+
+  // Removes one version, pinned or not. kAborted if there is a newer attempt than ours (before claim(): than the newest
+  // that open() found).
+  [[nodiscard]] Status remove(const VersionName& version, const std::string& why);
+
+  // Frees the space of one rank's files in a version of this attempt that was given up. Leaves them if there is a
+  // manifest that is not an abort, or a newer attempt.
+  [[nodiscard]] Status discard(const VersionName& version, std::uint32_t rank);
+
+  // Removes what removable() allows (retention.hpp). With kRoutine, nothing goes while the newest commit is in doubt.
+  // Goes on after an error and returns the first one. Otherwise returns what is live afterwards, oldest first.
+  [[nodiscard]] Result<std::vector<VersionInfo>> clean_up(const RetentionPolicy& policy, Need need = Need::kRoutine);
+  [[nodiscard]] std::uint64_t removed_count() const;  // versions removed so far; thread-safe
+  [[nodiscard]] bool removed_lately() const;          // seconds ago: the space may not be free yet; thread-safe
+
+  // From any rank, at any time (pins.hpp).
+  [[nodiscard]] Status pin(const VersionName& version);
+  // For a version of this attempt, before it is decided.
+  [[nodiscard]] Status pin_ahead(const VersionName& version);
+
+ private:
+  VersionStore(FileSystem& fs, const Clock& clock, std::string root, Log log, std::optional<RankFiles> files);
+  [[nodiscard]] Status prepare(Role role);
+  [[nodiscard]] RankFiles files_of(std::uint32_t world) const { return files_.value_or(RankFiles::of_world(world)); }
+  [[nodiscard]] Status check_claimed(std::uint32_t attempt) const;
+  [[nodiscard]] Status check_newest() const;
+  [[nodiscard]] bool settle_doubt(const Attempt& attempt, const RetentionPolicy& policy);
+  [[nodiscard]] Result<Manifest> obey_existing(const VersionName& version);
+
+  // Constant after construction.
+  FileSystem& fs_;
+  const Clock& clock_;
+  const std::string root_;
+  const Log log_;
+  const std::optional<RankFiles> files_;
+
+  std::unique_ptr<FileLock> lock_;  // constant after open()
+
+  // Changed only by claim() and accept().
+  std::optional<Attempt> attempt_;
+  std::uint32_t rank_ = 0;
+
+  // Thread-safe.
+  ManifestCache cache_;
+  Guarded<RunState> run_;
+  VersionCleaner cleaner_;
+};
+
+}  // namespace slackwater

@@ -1,0 +1,95 @@
+// How much is queued on a device before the fence, and what the fence does with the rest.
+#include <thread>
+
+#include "unit/engine/cuda_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+class EngineBacklog : public EngineOnCuda {
+ protected:
+  static constexpr std::uint64_t kChunks = 9;  // of a state of 8 MiB, with the header
+
+  Options options(std::uint64_t copies_ahead_bytes, std::uint64_t pool_bytes) {
+    Options options = EngineOnCuda::options();
+    options.copies_ahead_bytes = copies_ahead_bytes;
+    options.pool_bytes = pool_bytes;
+    return options;
+  }
+  [[nodiscard]] static std::uint64_t copies() { return swsim_calls("cuMemcpyDtoHAsync_v2"); }
+  static void until_copies(std::uint64_t count) {
+    while (copies() < count) std::this_thread::yield();
+  }
+};
+
+TEST_F(EngineBacklog, TheRestIsQueuedAtTheFenceWhichStaysOnTheDevice) {
+  add("w", 8 * kMiB);
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  Engine engine = open(options(2 * kMiB, 12 * kMiB));
+  const auto before = expected();
+  const std::uint64_t earlier = copies();
+  Snapshot snapshot = save(engine, 1);
+  until_copies(earlier + 2);
+  EXPECT_EQ(copies(), earlier + 2) << "more than copies_ahead was queued before the fence";
+  EXPECT_EQ(snapshot.progress().level, Level::kCaptured);
+  ASSERT_TRUE(snapshot.fence(streams()));
+  EXPECT_EQ(copies(), earlier + kChunks);
+  queue_update();
+  must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), before);
+  EXPECT_EQ(snapshot.stats().device_fences, 1u);
+  EXPECT_EQ(snapshot.stats().host_fences, 0u);
+}
+
+TEST_F(EngineBacklog, WaitingForFencedHasTheRestQueued) {
+  add("w", 8 * kMiB);
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  Engine engine = open(options(kMiB, 12 * kMiB));
+  Snapshot snapshot = save(engine, 1);
+  ASSERT_TRUE(snapshot.wait(Level::kFenced));
+  must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), expected());
+}
+
+TEST_F(EngineBacklog, APoolSmallerThanTheStateWorksWithALimitOfOneSlab) {
+  add("w", 8 * kMiB);
+  Engine engine = open(options(kMiB, 3 * kMiB));
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    const auto before = expected();
+    Snapshot snapshot = save(engine, step);
+    ASSERT_TRUE(snapshot.fence(streams()));
+    queue_update();
+    ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+    EXPECT_EQ(saved(step), before);
+  }
+}
+
+TEST_F(EngineBacklog, CloseWithoutAFenceCommitsWhatWasHeldBack) {
+  add("w", 8 * kMiB);
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  Engine engine = open(options(kMiB, 12 * kMiB));
+  const std::uint64_t earlier = copies();
+  save(engine, 1);
+  until_copies(earlier + 1);
+  must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+  ASSERT_TRUE(engine.close());
+  EXPECT_EQ(saved(1), expected());
+}
+
+TEST_F(EngineBacklog, BatchedCopiesCanBeSwitchedOff) {
+  for (int i = 0; i < 20; ++i) add(std::to_string(i), 5'000);
+  for (const bool batched : {true, false}) {
+    Options chosen = options(kMiB, 4 * kMiB);
+    chosen.path += batched ? "-batched" : "-single";
+    chosen.batched_copies = batched;
+    const std::uint64_t earlier = swsim_calls("cuMemcpyBatchAsync_v2");
+    Engine engine = open(chosen);
+    ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+    EXPECT_EQ(swsim_calls("cuMemcpyBatchAsync_v2") > earlier, batched);
+  }
+}
+
+}  // namespace
+}  // namespace slackwater::test
