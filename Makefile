@@ -1,27 +1,34 @@
 # Slackwater. `make` or `make help` lists what can be made.
 #
 # Everything lands in two folders that `make clean` removes: .venv (Python, the installed package, the slackwater
-# command) and build (one CMake tree for each kind of build). Steps that are done leave a stamp, so that a second run is quick.
+# command) and build (one CMake tree for each kind of build). A finished step leaves a stamp, so a
+# second run is quick.
 
 PYTHON ?= python3
 JOBS   ?= $(shell nproc)
-TORCH  := torch==2.13.0
+TORCH  := 2.13.0
 
 VENV   := .venv
 BIN    := $(VENV)/bin
-WHEELS := build/dist
+# The wheel that is installed into .venv, and the one for other machines (`make wheel`).
+WHEELS    := build/dist
+MANYLINUX := build/wheelhouse
 
 SHELL       := bash
 .SHELLFLAGS := -euo pipefail -c
 MAKEFLAGS   += --no-builtin-rules
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.NOTPARALLEL:   # CMake and ctest run in parallel by themselves
+ifndef TOGETHER
+.NOTPARALLEL:   # CMake and ctest run in parallel by themselves; `build` says what else does
+endif
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
-export CTEST_PARALLEL_LEVEL       := $(JOBS)
+# Most tests wait for timers and disks, not for a processor.
+export CTEST_PARALLEL_LEVEL       := $(shell expr 2 \* $(JOBS))
 export CMAKE_GENERATOR            := Ninja
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE  # hundreds of test processes would each compile torch's sources anew
 
 # What the wheel is made of. Folders are listed too: their time changes when a file is added or removed.
 SOURCES := CMakeLists.txt pyproject.toml $(wildcard README.md LICENSE) \
@@ -39,44 +46,74 @@ help:
 
 ## Build --------------------------------------------------------------------------------------------------------------
 
+# Three things at once: apt waits for its mirror, pip unpacks torch on one processor, the compiler takes what is left.
+# What must wait for what is said below. --no-compile: Python compiles what is imported, a fraction of torch, and once.
 .PHONY: build
-build: build/.installed  ## build and install into .venv: `import slackwater` and .venv/bin/slackwater
+build:  ## build and install into .venv: `import slackwater` and .venv/bin/slackwater
+	@$(MAKE) --no-print-directory -j3 TOGETHER=yes build/.installed $(MEANWHILE)
 
 .PHONY: packages
-packages:
+packages: python-package
 	@scripts/system_packages.sh build $(PYTHON)
 
-$(VENV)/pyvenv.cfg: | packages
+.PHONY: python-package
+python-package:
+	@scripts/system_packages.sh python $(PYTHON)
+
+pip_install := $(BIN)/pip install --quiet --no-compile
+
+$(VENV)/pyvenv.cfg: | python-package
 	@$(call section,Python environment in $(VENV))
 	scripts/setup_venv.sh $(VENV) $(PYTHON)
 
-# torch alone and first: what comes later must not choose another build of it.
-$(VENV)/.$(TORCH): $(VENV)/pyvenv.cfg
-	$(BIN)/pip install --quiet $(TORCH)
+# What the compiler needs comes first. None of it depends on torch, so none of it can choose another build of it.
+$(VENV)/.requirements: requirements-dev.txt $(VENV)/pyvenv.cfg
+	$(pip_install) -r requirements-dev.txt
 	@touch $@
 
-$(VENV)/.requirements: requirements-dev.txt $(VENV)/.$(TORCH)
-	$(BIN)/pip install --quiet -r requirements-dev.txt
+$(VENV)/.torch-$(TORCH): $(VENV)/.requirements
+	$(pip_install) torch==$(TORCH)
 	@touch $@
 
 # Without what they depend on: none of them may choose another torch.
-$(VENV)/.libraries: requirements-libraries.txt $(VENV)/.requirements
-	@$(call section,Libraries that the tests train with)
-	$(BIN)/pip install --quiet --no-deps --no-compile -r requirements-libraries.txt
+$(VENV)/.libraries: requirements-libraries.txt $(VENV)/.torch-$(TORCH)
+	$(pip_install) --no-deps -r requirements-libraries.txt
+	@touch $@
+
+$(VENV)/.tools: requirements-tools.txt $(VENV)/.requirements
+	$(pip_install) -r requirements-tools.txt
 	@touch $@
 
 .PHONY: libraries
-libraries: $(VENV)/.libraries  ## the libraries that the Python tests train with (requirements-libraries.txt), into .venv
+libraries: $(VENV)/.libraries  ## install what the Python tests train with (requirements-libraries.txt) into .venv
 
-build/.installed: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | packages
+build/.wheel: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | packages
 	@$(call section,Wheel)
 	$(BIN)/python scripts/build_wheel.py build/release $(WHEELS)
+	@touch $@
+
+build/.installed: build/.wheel $(VENV)/.torch-$(TORCH)
 	$(BIN)/pip install --quiet --no-deps --force-reinstall $(WHEELS)/slackwater-*.whl
 	@touch $@
+
+# auditwheel gives the wheel the tag of the oldest glibc that can run it, and refuses where there is none.
+.PHONY: wheel
+wheel: build $(VENV)/.tools  ## the wheel for other machines (manylinux), into build/wheelhouse
+	@$(call section,Wheel for other machines)
+	rm -rf $(MANYLINUX)
+	PATH=$(CURDIR)/$(BIN):$$PATH auditwheel repair --wheel-dir $(MANYLINUX) $(WHEELS)/slackwater-*.whl
+	$(BIN)/python scripts/check_wheel.py $(MANYLINUX) --manylinux
+
+.PHONY: wheel-smoke
+wheel-smoke: wheel  ## install and use that wheel in a bare Debian (debootstrap, root; a minute, later seconds)
+	@$(call section,The wheel in a bare system)
+	@scripts/system_packages.sh chroot
+	scripts/wheel_chroot.sh $(MANYLINUX) build/chroot
 
 ## Test ---------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
+test: MEANWHILE := $(VENV)/.libraries
 test: build test-cpp test-python test-wheel  ## C++ tests of the release build, Python tests, the wheel
 	@$(call section,All tests passed)
 
@@ -95,14 +132,14 @@ test-asan: packages  ## C++ tests under AddressSanitizer and UndefinedBehaviorSa
 	@$(call section,C++ tests under asan and ubsan)
 	cmake --preset asan >/dev/null
 	cmake --build --preset asan
-	ctest --preset asan
+	ctest --preset asan -j $(JOBS)
 
 .PHONY: test-tsan
 test-tsan: packages  ## tests of concurrency under ThreadSanitizer
 	@$(call section,Tests of concurrency under tsan)
 	cmake --preset tsan >/dev/null
 	cmake --build --preset tsan --target threads_tests
-	scripts/without_aslr.sh ctest --preset tsan
+	scripts/without_aslr.sh ctest --preset tsan -j $(JOBS)
 
 .PHONY: test-fuzz
 test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a few seconds
@@ -114,7 +151,8 @@ test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a 
 test-python: build libraries  ## Python tests, against the installed package and the simulated CUDA driver
 	@$(call section,Python tests)
 	cmake --build build/release --target slackwater_sim_cuda
-	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python
+	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python \
+	  -n $(JOBS) --dist loadfile  # most tests wait; those of one file share their servers
 
 .PHONY: test-wheel
 test-wheel: build  ## the wheel: its contents, and that it works in an environment without torch
@@ -130,13 +168,13 @@ fuzz: packages  ## fuzz every parser of files and texts for MINUTES=10 in all; n
 	$(PYTHON) scripts/fuzz.py --seconds $$(( $(MINUTES) * 60 )) --keep
 
 .PHONY: soak
-soak: build libraries  ## the long forms: power cuts, kills, corruptions, mutations, and MINUTES of load (half an hour more)
+soak: build libraries  ## long tests: power cuts, kills, corruptions, mutations, MINUTES of load (30 minutes more)
 	@$(call section,Soak)
 	cmake --build build/release --target all_tests
 	$(BIN)/python scripts/soak.py build/release --minutes $(MINUTES) $(ARGS)
 
 .PHONY: mutate
-mutate: build libraries  ## apply each small slip of tests/mutations to a copy, and expect its test to fail (within an hour); ARGS="--only pool"
+mutate: build libraries  ## check that tests notice each slip of tests/mutations (up to an hour); ARGS="--only slab"
 	@$(call section,Mutations)
 	cmake --build build/release --target slackwater_sim_cuda
 	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python scripts/mutate.py $(ARGS)
@@ -153,7 +191,7 @@ bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="
 	$(BIN)/python bench/run.py $(ARGS)
 
 .PHONY: bench-lazy
-bench-lazy: build  ## nine minutes: lazy copies on a simulated GPU beside the paper's figures; ARGS="--quick" for a short look
+bench-lazy: build  ## lazy copies on a simulated GPU beside the paper's figures (nine minutes); ARGS="--quick"
 	cmake --build build/release --target slackwater_bench slackwater_sim_cuda
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench lazy --dir build --json bench/results/lazy.json $(ARGS)
@@ -171,11 +209,13 @@ bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS=
 LINT_BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)
 
 .PHONY: lint
-lint: build  ## clang-format on everything, clang-tidy on what changed since LINT_BASE, ruff where installed
+lint: build $(VENV)/.tools  ## folder order, 120 columns, clang-format, ruff; clang-tidy on what changed since LINT_BASE
 	@scripts/system_packages.sh lint
-	scripts/lint.sh format-check
-	scripts/lint.sh tidy-changed $(LINT_BASE)
+	$(PYTHON) scripts/check_folders.py
+	$(PYTHON) scripts/check_columns.py
+	scripts/lint.sh format-check $(BIN)
 	scripts/lint.sh ruff $(BIN)
+	scripts/lint.sh tidy-changed $(LINT_BASE)
 
 .PHONY: tidy
 tidy: build  ## clang-tidy on everything (minutes)
@@ -183,9 +223,9 @@ tidy: build  ## clang-tidy on everything (minutes)
 	scripts/lint.sh tidy-all
 
 .PHONY: format
-format:  ## let clang-format lay out the C++ sources
+format: $(VENV)/.tools  ## let clang-format lay out the C++ sources, and ruff the Python ones
 	@scripts/system_packages.sh lint
-	scripts/lint.sh format
+	scripts/lint.sh format $(BIN)
 
 .PHONY: clean
 clean:  ## remove build and .venv

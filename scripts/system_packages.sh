@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages Slackwater is built with; does nothing, and needs no network, when they are there.
-#   scripts/system_packages.sh [build|lint|fuzz] [python]
+# Installs the Debian or Ubuntu packages that Slackwater is built with. If they are there, it does nothing and needs no
+# network.
+#   scripts/system_packages.sh [python|build|lint|fuzz|chroot] [python]
 set -euo pipefail
 
 group=${1:-build}
@@ -15,16 +16,21 @@ case $group in
     # For the store over MPI, which is built and tested where MPI is found: no reason to fail where it cannot be had.
     wished=(libopenmpi-dev openmpi-bin)
     # Only a system Python takes its headers and venv from packages; pyenv, conda and uv bring their own.
-    command -v "$python" >/dev/null || packages+=(python3)
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
     "$python" -c 'import os, sysconfig
 os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' 2>/dev/null || packages+=(python3-dev)
     ;;
+  python)
+    packages=()
+    command -v "$python" >/dev/null || packages+=(python3)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+    ;;
   lint) packages=(clang-format-19 clang-tidy-19) ;;
   fuzz) packages=(clang-19 libclang-rt-19-dev) ;;
-  *) echo "system_packages.sh: unknown group '$group' (build, lint or fuzz)" >&2; exit 2 ;;
+  chroot) packages=(debootstrap) ;;
+  *) echo "system_packages.sh: unknown group '$group' (python, build, lint, fuzz or chroot)" >&2; exit 2 ;;
 esac
 
+((${#packages[@]})) || exit 0
 if ! command -v dpkg-query >/dev/null; then
   echo "make: this is not Debian or Ubuntu; the build needs what these packages hold: ${packages[*]}" >&2
   exit 0
@@ -50,14 +56,18 @@ find_missing "${packages[@]}"
 echo "Installing: ${missing[*]} ${missing_wished[*]}"
 as_root=()
 if ((EUID != 0)); then
-  command -v sudo >/dev/null || { echo "make: missing packages, and no sudo to install them: ${missing[*]}" >&2; exit 1; }
+  if ! command -v sudo >/dev/null; then
+    echo "make: missing packages, and no sudo to install them: ${missing[*]}" >&2
+    exit 1
+  fi
   as_root=(sudo)
 fi
 export DEBIAN_FRONTEND=noninteractive
 install=("${as_root[@]}" apt-get install -y -qq --no-install-recommends)
 # The package lists may be absent or stale: refresh them once, when the first try fails.
 if ((${#missing[@]})); then
-  "${install[@]}" "${missing[@]}" >/dev/null 2>&1 || { "${as_root[@]}" apt-get update -qq && "${install[@]}" "${missing[@]}"; }
+  "${install[@]}" "${missing[@]}" >/dev/null 2>&1 ||
+    { "${as_root[@]}" apt-get update -qq && "${install[@]}" "${missing[@]}"; }
 fi
 if ((${#missing_wished[@]})); then
   "${install[@]}" "${missing_wished[@]}" >/dev/null 2>&1 ||
