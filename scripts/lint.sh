@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks behind `make lint`, `make tidy` and `make format`.
-#   lint.sh format | format-check | tidy-all | tidy-changed <commit> | ruff <bin folder>
-# clang-tidy reads the compile commands of build/tidy, which is only configured: one command a source, no unity build.
+#   lint.sh format <bin folder> | format-check <bin folder> | ruff <bin folder> | tidy-all | tidy-changed <commit>
+# clang-tidy reads the compile commands of build/tidy, which is only configured: one command per source, no unity build.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,7 +18,8 @@ tool() {
 sources() { find "${folders[@]}" -name '*.[ch]pp' | sort; }
 
 tidy() {
-  cmake -S . -B build/tidy -G Ninja -DSLACKWATER_UNITY=OFF -DSLACKWATER_PYTHON=ON -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
+  cmake -S . -B build/tidy -G Ninja -DSLACKWATER_UNITY=OFF -DSLACKWATER_PYTHON=ON \
+    -DPython_EXECUTABLE="$PWD/.venv/bin/python" >/dev/null
   local clang_tidy
   clang_tidy=$(tool clang-tidy)
   # Flags only g++ knows are in the compile commands; clang-tidy need not complain about them.
@@ -27,8 +28,16 @@ tidy() {
 }
 
 case ${1:-} in
-  format) sources | xargs "$(tool clang-format)" -i ;;
-  format-check) sources | xargs "$(tool clang-format)" --dry-run --Werror ;;
+  format)
+    sources | xargs "$(tool clang-format)" -i
+    "$2/ruff" check --quiet --select I --fix .
+    "$2/ruff" format --quiet .
+    ;;
+  format-check)
+    sources | xargs "$(tool clang-format)" --dry-run --Werror
+    "$2/ruff" format --check .
+    ;;
+  ruff) "$2/ruff" check . ;;
   tidy-all) find src python/bindings -name '*.cpp' | sort | tidy ;;
   tidy-changed)
     {
@@ -37,13 +46,5 @@ case ${1:-} in
     } | { grep -E '^(src|python/bindings)/' || true; } | xargs --no-run-if-empty dirname | sort -u |
       while read -r folder; do find "$folder" -maxdepth 1 -name '*.cpp'; done | tidy
     ;;
-  ruff)
-    ruff=$(command -v "$2/ruff" || command -v ruff || true)
-    if [[ -z $ruff ]]; then
-      echo "lint: ruff is not installed, Python is not checked"
-    else
-      "$ruff" check python examples scripts tests/python tests/fixtures
-    fi
-    ;;
-  *) echo "usage: lint.sh format | format-check | tidy-all | tidy-changed <commit> | ruff <bin folder>" >&2; exit 2 ;;
+  *) echo "usage: lint.sh format|format-check|ruff <bin folder> | tidy-all | tidy-changed <commit>" >&2; exit 2 ;;
 esac
