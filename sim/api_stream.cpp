@@ -90,6 +90,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     if (waiting == nullptr || awaited == nullptr) return CUresult::kInvalidHandle;
     if (flags != 0) return CUresult::kInvalidValue;
     if (waiting->capture != nullptr || awaited->capture != nullptr) return sim.wait_in_capture(waiting, *awaited);
+    if ((sim.broken & SWSIM_IGNORE_WAITS) != 0) return CUresult::kSuccess;
     return sim.enqueue(call, waiting, {}, nullptr, awaited->record);
   });
 }

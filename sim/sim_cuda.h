@@ -113,6 +113,21 @@ SWSIM_API int swsim_wait_begun(int device, int direction, uint64_t copies);
 /* Loses the device: everything queued ends unfinished, and every call on its context returns CUDA_ERROR_UNKNOWN. */
 SWSIM_API int swsim_lose_device(int device);
 
+/* --- a broken driver or device, for health checks ---------------------------------------------------------------- */
+
+enum {
+  SWSIM_IGNORE_WAITS = 1, /* cuStreamWaitEvent returns success, but orders nothing; captures are not affected */
+  SWSIM_WRONG_BATCHES = 2 /* each copy of a batch delivers one wrong byte; single copies are right */
+};
+/* Sets what is broken; combine with |. 0: nothing. */
+SWSIM_API void swsim_break(unsigned faults);
+/* Every nth copy to the host from now on delivers one wrong byte, without an error. A batch is one copy. 0: none. */
+SWSIM_API int swsim_flip_copies(int device, uint64_t every);
+
+/* Changes settings by a text, as the environment variable SWSIM_CONFIG does at the first use of the driver: see
+ * README.md for the keys. All or nothing. A wrong text prints one line and returns CUDA_ERROR_INVALID_VALUE. */
+SWSIM_API int swsim_set(const char* settings);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <system_error>
 #include <utility>
@@ -48,6 +49,7 @@ ThreadState& Simulator::this_thread() const {
 
 CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
   ++calls[symbol];
+  read_settings();
   if (deinitialized) return CUresult::kDeinitialized;
   if (!call.thread.contexts.empty()) call.device = device_of(call.thread.contexts.back());
 
@@ -69,7 +71,19 @@ CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
   return (needs & kUnsafe) != 0 ? check_unsafe(call.thread) : CUresult::kSuccess;
 }
 
+void Simulator::read_settings() {
+  if (settings_.has_value()) return;
+  const char* const text = std::getenv("SWSIM_CONFIG");
+  auto parsed = Settings::parse(text != nullptr ? text : "");
+  settings_wrong_ = !parsed.has_value();
+  if (settings_wrong_) std::fprintf(stderr, "swsim: SWSIM_CONFIG: %s\n", parsed.error().c_str());
+  settings_ = parsed.value_or(Settings());
+  settings_->apply_to(*this);
+}
+
 void Simulator::make_devices(int count) {
+  read_settings();
+  if (count <= 0) count = settings_->device_count();
   if (count <= 0) {
     const char* const text = std::getenv("SWSIM_DEVICES");
     count = text != nullptr ? std::atoi(text) : 1;
@@ -77,13 +91,19 @@ void Simulator::make_devices(int count) {
   devices.clear();
   for (int ordinal = 0; ordinal < std::clamp(count, 0, kMaxDevices); ++ordinal) {
     devices.push_back(std::make_unique<Device>(*this, ordinal));
+    settings_->apply_to(*devices.back());
   }
 }
 
 CUresult Simulator::init() {
   if (initialized) return CUresult::kSuccess;
+  if (settings_wrong_) return CUresult::kInvalidValue;
   if (devices.empty()) make_devices(0);
   if (devices.empty()) return CUresult::kNoDevice;
+  if (settings_->highest_device() >= static_cast<int>(devices.size())) {
+    std::fprintf(stderr, "swsim: SWSIM_CONFIG: there is no device %d\n", settings_->highest_device());
+    return CUresult::kInvalidValue;
+  }
   if (!threads_.empty()) return CUresult::kOperatingSystem;  // an earlier call could not start all of them
   try {
     for (const auto& device : devices) {
@@ -124,6 +144,8 @@ void Simulator::forget_everything() {
   counts = {};
   calls.clear();
   call_faults.clear();
+  broken = 0;
+  settings_.reset();
   initialized = false;
   stopping = false;
   owner_ = 0;

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -24,6 +25,7 @@
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
 #include "sim/host_memory.hpp"
+#include "sim/settings.hpp"
 #include "sim/sim_cuda.h"
 #include "sim/work.hpp"
 
@@ -72,6 +74,7 @@ class Simulator {
   [[nodiscard]] ThreadState& this_thread() const;
 
   // --- life ---
+  void read_settings();           // SWSIM_CONFIG; does nothing if called again
   void make_devices(int count);   // before init(); 0: take the number from the environment
   [[nodiscard]] CUresult init();  // starts the threads; does nothing if called again
   void stop();                    // joins the threads; call it without the lock
@@ -132,6 +135,7 @@ class Simulator {
     bool sticky;
   };
   std::vector<CallFault> call_faults;
+  unsigned broken = 0;  // what does not work: SWSIM_IGNORE_WAITS and others
   std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:
@@ -143,6 +147,8 @@ class Simulator {
   std::condition_variable progress_;  // a watched op is done
   std::vector<std::jthread> threads_;
   std::atomic<pid_t> owner_{0};
+  std::optional<Settings> settings_;  // of the environment, once read; empty if they are wrong
+  bool settings_wrong_ = false;
   std::uint64_t generation_ = 1;
   std::uintptr_t next_handle_ = 0x5157'0000'0000;  // never reused, never a valid address
   std::uint64_t next_sequence_ = 0;
