@@ -168,6 +168,32 @@ int swsim_lose_device(int device) {
   return on_device(device, [](Device& found) { found.fail(CUresult::kUnknown); });
 }
 
+int swsim_set_cost(int cost, uint64_t call_ns, uint64_t ns_per_mib) {
+  if (cost < 0 || cost >= SWSIM_COSTS) return static_cast<int>(CUresult::kInvalidValue);
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.driver_lock.set_cost(cost, {.call_ns = call_ns, .ns_per_mib = ns_per_mib});
+  return 0;
+}
+
+void swsim_set_driver_lock(int on) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.driver_lock.set_exclusive(on != 0);
+}
+
+void swsim_driver_lock(swsim_lock_stats* stats) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  *stats = sim.driver_lock.stats();
+}
+
+void swsim_crash_on_bad_handles(int on) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.crash_on_bad_handles = on != 0;
+}
+
 void swsim_break(unsigned faults) {
   Simulator& sim = simulator();
   const std::lock_guard lock(sim.mutex);

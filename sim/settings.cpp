@@ -15,7 +15,8 @@ namespace {
 constexpr std::string_view kKnownKeys =
     "devices, memory_bytes, d2h_bytes_per_s, h2d_bytes_per_s, d2d_bytes_per_s, pageable_bytes_per_s, copy_latency_ns, "
     "numa_node, copy_priorities, queue_limit, leave_bytes, fail_copy, stall, lose_device, flip_copies, fail_call, "
-    "broken";
+    "broken, crash_on_bad_handles, driver_lock, register_cost, host_alloc_cost, device_alloc_cost, stream_cost, "
+    "event_cost";
 
 constexpr std::pair<std::string_view, std::uint64_t swsim_device_config::*> kSizes[] = {
     {"memory_bytes", &swsim_device_config::memory_bytes},
@@ -30,6 +31,14 @@ constexpr std::pair<std::string_view, std::uint64_t swsim_device_config::*> kSiz
 constexpr std::pair<std::string_view, std::int32_t swsim_device_config::*> kNumbers[] = {
     {"numa_node", &swsim_device_config::numa_node},
     {"copy_priorities", &swsim_device_config::copy_priorities},
+};
+
+constexpr std::pair<std::string_view, int> kCosts[] = {
+    {"register_cost", SWSIM_COST_REGISTER},
+    {"host_alloc_cost", SWSIM_COST_HOST_ALLOC},
+    {"device_alloc_cost", SWSIM_COST_DEVICE_ALLOC},
+    {"stream_cost", SWSIM_COST_STREAM},
+    {"event_cost", SWSIM_COST_EVENT},
 };
 
 std::vector<std::string_view> split(std::string_view text, char at) {
@@ -165,6 +174,29 @@ std::expected<bool, std::string> Settings::add_global(std::string_view key, std:
       }
     }
     global_.emplace_back([faults](Simulator& sim) { sim.broken = faults; });
+    return true;
+  }
+  if (key == "crash_on_bad_handles" || key == "driver_lock") {
+    if (value != "0" && value != "1") return wrong_value(key, value, "0 or 1");
+    const bool on = value == "1";
+    if (key == "driver_lock") {
+      global_.emplace_back([on](Simulator& sim) { sim.driver_lock.set_exclusive(on); });
+    } else {
+      global_.emplace_back([on](Simulator& sim) { sim.crash_on_bad_handles = on; });
+    }
+    return true;
+  }
+  for (const auto& [name, cost] : kCosts) {
+    if (name != key) continue;
+    const auto parts = split(value, ':');
+    const auto call_ns = number<std::uint64_t>(parts[0]);
+    const auto ns_per_mib = number<std::uint64_t>(parts.size() == 2 ? parts[1] : "0");
+    if (!call_ns.has_value() || !ns_per_mib.has_value() || parts.size() > 2) {
+      return wrong_value(key, value, "ns per call, or ns per call:ns per MiB");
+    }
+    global_.emplace_back([cost, call_ns, ns_per_mib](Simulator& sim) {
+      sim.driver_lock.set_cost(cost, {.call_ns = *call_ns, .ns_per_mib = *ns_per_mib});
+    });
     return true;
   }
   return false;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <system_error>
@@ -50,6 +51,7 @@ ThreadState& Simulator::this_thread() const {
 CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
   ++calls[symbol];
   read_settings();
+  if ((needs & kInit) != 0) driver_lock.wait(call.lock);
   if (deinitialized) return CUresult::kDeinitialized;
   if (!call.thread.contexts.empty()) call.device = device_of(call.thread.contexts.back());
 
@@ -69,6 +71,11 @@ CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
     if ((needs & kCleanup) == 0 && call.device->failed()) return call.device->error;
   }
   return (needs & kUnsafe) != 0 ? check_unsafe(call.thread) : CUresult::kSuccess;
+}
+
+CUresult Simulator::spend(Call& call, int cost, std::uint64_t size_bytes) {
+  driver_lock.spend(call.lock, cost, size_bytes);
+  return call.device->error;
 }
 
 void Simulator::read_settings() {
@@ -127,6 +134,7 @@ void Simulator::stop() {
     stopping = true;
     for (const auto& device : devices) device->wake();
     progress_.notify_all();
+    driver_lock.wake();
     threads.swap(threads_);
   }
 }
@@ -144,7 +152,9 @@ void Simulator::forget_everything() {
   counts = {};
   calls.clear();
   call_faults.clear();
+  crash_on_bad_handles = false;
   broken = 0;
+  driver_lock.reset();
   settings_.reset();
   initialized = false;
   stopping = false;
@@ -195,15 +205,24 @@ StreamPtr Simulator::stream_of(const Call& call, cuda::CUstream handle) {
   }
   const auto found = streams.find(number);
   if (found != streams.end()) return found->second;
-  ++counts.invalid_handles;
+  bad_handle(handle);
   return nullptr;
 }
 
 EventPtr Simulator::event_of(cuda::CUevent handle) {
   const auto found = events.find(reinterpret_cast<std::uintptr_t>(handle));
   if (found != events.end()) return found->second;
-  ++counts.invalid_handles;
+  bad_handle(handle);
   return nullptr;
+}
+
+CUresult Simulator::bad_handle(const void* handle) {
+  ++counts.invalid_handles;
+  if (crash_on_bad_handles && handle != nullptr) {
+    (void)::raise(SIGSEGV);  // a handle of the real driver is the address of its object
+    std::abort();            // somebody ignores the signal
+  }
+  return CUresult::kInvalidHandle;
 }
 
 }  // namespace slackwater::sim

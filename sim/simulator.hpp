@@ -24,6 +24,7 @@
 #include "device/cuda/abi.hpp"
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
+#include "sim/driver_lock.hpp"
 #include "sim/host_memory.hpp"
 #include "sim/settings.hpp"
 #include "sim/sim_cuda.h"
@@ -70,6 +71,8 @@ class Simulator {
   // --- calls ---
   // Counts the call, and refuses it if the driver would or if a test asked for a fault.
   [[nodiscard]] CUresult admit(const char* symbol, unsigned needs, Call& call);
+  // Takes as long as the call costs (SWSIM_COST_...). Returns the device's error if it failed meanwhile.
+  [[nodiscard]] CUresult spend(Call& call, int cost, std::uint64_t size_bytes = 0);
   [[nodiscard]] bool forked() const;  // in a child: the driver is unusable there
   [[nodiscard]] ThreadState& this_thread() const;
 
@@ -90,6 +93,7 @@ class Simulator {
   [[nodiscard]] Device* device_of(cuda::CUcontext context);
   [[nodiscard]] StreamPtr stream_of(const Call& call, cuda::CUstream handle);
   [[nodiscard]] EventPtr event_of(cuda::CUevent handle);
+  CUresult bad_handle(const void* handle);  // counts it; ends the process if a test asked for that
 
   // --- work ---
   // Queues tasks after everything on the stream, without order among themselves. No task: queues a marker. `queued`
@@ -124,6 +128,7 @@ class Simulator {
   std::unordered_map<std::uintptr_t, EventPtr> events;
   std::set<std::uintptr_t> graphs;
   std::vector<CapturePtr> captures;  // in progress
+  DriverLock driver_lock{stopping};
   DeviceMemory memory;
   HostMemory host;
   swsim_counts counts{};  // except for those that are sizes of something above
@@ -135,6 +140,7 @@ class Simulator {
     bool sticky;
   };
   std::vector<CallFault> call_faults;
+  bool crash_on_bad_handles = false;
   unsigned broken = 0;  // what does not work: SWSIM_IGNORE_WAITS and others
   std::mt19937_64 shuffle;  // for the order inside a batch
 
