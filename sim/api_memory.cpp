@@ -151,6 +151,7 @@ CUresult cuPointerGetAttribute(void* value, CUpointer_attribute attribute, CUdev
   return enter("cuPointerGetAttribute", kContext, [&](Simulator& sim, Call&) {
     if (value == nullptr) return CUresult::kInvalidValue;
     if (const AllocationPtr allocation = sim.memory.find(address, 1); allocation != nullptr) {
+      if (!allocation->mapped) return CUresult::kInvalidValue;
       return device_attribute(sim, value, attribute, address, *allocation);
     }
     const std::optional<PinnedPtr> range = sim.host.find(address, 1);

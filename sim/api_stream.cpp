@@ -128,6 +128,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
       recorded->joined = joined;
       found->captured_at = --recorded->recorded;
       found->captured_on = recorded;
+      found->captured = recorded->captured;
     }
     return CUresult::kSuccess;
   });
@@ -182,27 +183,6 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (mode > CUstreamCaptureMode::kRelaxed) return CUresult::kInvalidValue;
     return sim.begin_capture(found, mode);
-  });
-}
-
-CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
-  return enter("cuStreamEndCapture", kContext, [&](Simulator& sim, Call& call) {
-    const StreamPtr found = sim.stream_of(call, stream);
-    if (found == nullptr) return CUresult::kInvalidHandle;
-    if (graph == nullptr) return CUresult::kInvalidValue;
-    *graph = nullptr;
-    if (const CUresult result = sim.end_capture(found); result != CUresult::kSuccess) return result;
-    const std::uintptr_t handle = sim.new_handle();
-    sim.graphs.insert(handle);
-    *graph = reinterpret_cast<CUgraph>(handle);
-    return CUresult::kSuccess;
-  });
-}
-
-CUresult cuGraphDestroy(CUgraph graph) {
-  return enter("cuGraphDestroy", kInit, [&](Simulator& sim, Call&) {
-    return sim.graphs.erase(reinterpret_cast<std::uintptr_t>(graph)) == 1 ? CUresult::kSuccess
-                                                                          : CUresult::kInvalidValue;
   });
 }
 

@@ -1,6 +1,7 @@
 // Simulator: stream capture. Work on a capturing stream is recorded, not run. A call that the capture cannot see
 // invalidates it.
 #include <algorithm>
+#include <utility>
 
 #include "sim/simulator.hpp"
 
@@ -13,6 +14,7 @@ void leave(Capture& capture) {
     stream->capture.reset();
     stream->recorded = 0;
     stream->joined = false;
+    stream->captured.clear();
   }
 }
 
@@ -30,7 +32,7 @@ CUresult Simulator::begin_capture(const StreamPtr& stream, cuda::CUstreamCapture
   return CUresult::kSuccess;
 }
 
-CUresult Simulator::end_capture(const StreamPtr& stream) {
+CUresult Simulator::end_capture(const StreamPtr& stream, Graph& graph) {
   const CapturePtr capture = stream->capture;
   if (capture == nullptr) return CUresult::kIllegalState;
   if (capture->streams.front() != stream) return CUresult::kStreamCaptureUnmatched;
@@ -42,7 +44,9 @@ CUresult Simulator::end_capture(const StreamPtr& stream) {
   leave(*capture);
   std::erase(captures, capture);
   if (capture->invalidated) return CUresult::kStreamCaptureInvalidated;
-  return unjoined ? CUresult::kStreamCaptureUnjoined : CUresult::kSuccess;
+  if (unjoined) return CUresult::kStreamCaptureUnjoined;
+  graph = std::move(capture->graph);
+  return CUresult::kSuccess;
 }
 
 void Simulator::abandon_capture(Stream& stream) {
@@ -104,6 +108,7 @@ CUresult Simulator::wait_in_capture(const StreamPtr& stream, Event& event) {
     return CUresult::kStreamCaptureMerge;
   }
   const StreamPtr origin = event.captured_on.lock();
+  stream->captured.insert(event.captured.begin(), event.captured.end());
   if (origin != nullptr && origin->recorded == event.captured_at) origin->joined = true;
   ++stream->recorded;
   stream->joined = false;

@@ -39,8 +39,9 @@ void ComputeEngine::start(std::unique_lock<std::mutex>& lock) {
   ready_.pop_front();
   if (!device_.failed()) {
     lock.unlock();
-    op->work->begin();
+    const cuda::CUresult started = op->work->begin();
     lock.lock();
+    if (started != cuda::CUresult::kSuccess) device_.fail(started);
   }
   const Duration duration = op->copy_bytes == 0 ? op->duration
                                                 : transfer_time(op->copy_bytes, device_.config.d2d_bytes_per_s,

@@ -1,6 +1,5 @@
-// The control interface (sim_cuda.h): the machine, its memory, counters and faults.
+// The control interface (sim_cuda.h): the machine, counters and faults.
 #include <cstdio>
-#include <cstring>
 #include <string>
 
 #include "sim/sim_cuda.h"
@@ -20,18 +19,6 @@ int on_device(int ordinal, Body body) {
   if (device == nullptr) return static_cast<int>(CUresult::kInvalidDevice);
   body(*device);
   return 0;
-}
-
-AllocationPtr allocation_at(std::uint64_t address, std::size_t size_bytes) {
-  Simulator& sim = simulator();
-  const std::lock_guard lock(sim.mutex);
-  return sim.memory.find(address, size_bytes);
-}
-
-std::mutex& memory_mutex_of(const Allocation& allocation) {
-  Simulator& sim = simulator();
-  const std::lock_guard lock(sim.mutex);
-  return sim.device_at(allocation.device)->memory_mutex;
 }
 
 int64_t nanoseconds(TimePoint time) { return std::chrono::duration_cast<Duration>(time.time_since_epoch()).count(); }
@@ -67,29 +54,6 @@ uint64_t swsim_reset(void) {
   sim.stop();
   const std::lock_guard lock(sim.mutex);
   sim.forget_everything();
-  return 0;
-}
-
-int swsim_is_device_address(uint64_t address) { return allocation_at(address, 1) != nullptr ? 1 : 0; }
-
-void* swsim_device_to_host_alias(uint64_t address) {
-  const AllocationPtr allocation = allocation_at(address, 1);
-  return allocation != nullptr ? allocation->at(address) : nullptr;
-}
-
-int swsim_read(void* to, uint64_t from, size_t size_bytes) {
-  const AllocationPtr allocation = allocation_at(from, size_bytes);
-  if (allocation == nullptr) return static_cast<int>(CUresult::kInvalidValue);
-  const std::lock_guard lock(memory_mutex_of(*allocation));
-  std::memcpy(to, allocation->at(from), size_bytes);
-  return 0;
-}
-
-int swsim_write(uint64_t to, const void* from, size_t size_bytes) {
-  const AllocationPtr allocation = allocation_at(to, size_bytes);
-  if (allocation == nullptr) return static_cast<int>(CUresult::kInvalidValue);
-  const std::lock_guard lock(memory_mutex_of(*allocation));
-  std::memcpy(allocation->at(to), from, size_bytes);
   return 0;
 }
 

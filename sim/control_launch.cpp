@@ -19,10 +19,10 @@ class KernelWork final : public Work {
   KernelWork(Body body, bool both_phases, std::mutex& memory)
       : body_(std::move(body)), both_(both_phases), memory_(memory) {}
 
-  void begin() override {
-    if (!both_) return;
+  [[nodiscard]] CUresult begin() override {
+    if (!both_) return CUresult::kSuccess;
     const std::lock_guard lock(memory_);
-    (void)body_(SWSIM_AT_START);
+    return body_(SWSIM_AT_START);
   }
   [[nodiscard]] CUresult finish() override {
     const std::lock_guard lock(memory_);
@@ -35,14 +35,22 @@ class KernelWork final : public Work {
   std::mutex& memory_;
 };
 
+struct Kernel {
+  KernelWork::Body body;
+  std::vector<std::shared_ptr<const void>> held{};
+};
+
 int launch(const char* symbol, void* handle, std::uint64_t duration_ns, bool both_phases,
-           const std::function<KernelWork::Body(Simulator&)>& make_body) {
+           const std::function<Kernel(Simulator&)>& make_kernel) {
   const CUresult result = enter(symbol, kContext, [&](Simulator& sim, Call& call) {
     const StreamPtr stream = sim.stream_of(call, static_cast<CUstream>(handle));
     if (stream == nullptr || stream->device != call.device) return CUresult::kInvalidHandle;
+    Kernel kernel = make_kernel(sim);
     std::vector<Task> tasks;
     tasks.push_back({.engine = EngineKind::kCompute,
-                     .work = std::make_unique<KernelWork>(make_body(sim), both_phases, stream->device->memory_mutex),
+                     .work = std::make_shared<KernelWork>(std::move(kernel.body), both_phases,
+                                                          stream->device->memory_mutex),
+                     .held = std::move(kernel.held),
                      .duration = Duration(duration_ns)});
     return sim.enqueue(call, stream, std::move(tasks));
   });
@@ -52,29 +60,32 @@ int launch(const char* symbol, void* handle, std::uint64_t duration_ns, bool bot
 // A kernel on a range of device memory. If the range is invalid, the kernel fails when it runs, as on a real device.
 int launch_on(const char* symbol, void* stream, std::uint64_t address, std::size_t size_bytes,
               std::uint64_t duration_ns, const std::function<void(std::byte*)>& kernel) {
-  return launch(symbol, stream, duration_ns, false, [=](const Simulator& sim) -> KernelWork::Body {
-    return [kernel, address, memory = sim.memory.find(address, size_bytes)](int) {
-      if (memory == nullptr) return CUresult::kIllegalAddress;
+  return launch(symbol, stream, duration_ns, false, [=](const Simulator& sim) {
+    const AllocationPtr found = sim.memory.find(address, size_bytes);
+    const auto body = [kernel, address, weak = std::weak_ptr(found)](int) {
+      const AllocationPtr memory = weak.lock();
+      if (memory == nullptr || !memory->mapped) return CUresult::kIllegalAddress;
       kernel(memory->at(address));
       return CUresult::kSuccess;
     };
+    return Kernel{.body = body, .held = {found}};
   });
 }
 
 }  // namespace
 
 int swsim_launch(void* stream, uint64_t duration_ns, swsim_kernel kernel, void* user, int both_phases) {
-  return launch("swsim_launch", stream, duration_ns, both_phases != 0, [=](Simulator&) -> KernelWork::Body {
-    return [kernel, user](int phase) {
+  return launch("swsim_launch", stream, duration_ns, both_phases != 0, [=](Simulator&) {
+    return Kernel{.body = [kernel, user](int phase) {
       kernel(user, phase);
       return CUresult::kSuccess;
-    };
+    }};
   });
 }
 
 int swsim_launch_delay(void* stream, uint64_t duration_ns) {
   return launch("swsim_launch_delay", stream, duration_ns, false,
-                [](Simulator&) -> KernelWork::Body { return [](int) { return CUresult::kSuccess; }; });
+                [](Simulator&) { return Kernel{.body = [](int) { return CUresult::kSuccess; }}; });
 }
 
 int swsim_launch_fill(void* stream, uint64_t address, size_t size_bytes, uint8_t value, uint64_t duration_ns) {

@@ -25,7 +25,7 @@ std::size_t extent(const CopyRequest& request, std::size_t pitch) {
 std::optional<End> resolve(const Simulator& sim, const Device& device, std::uint64_t address, Place place,
                            std::size_t extent_bytes) {
   if (AllocationPtr allocation = sim.memory.find(address, extent_bytes); allocation != nullptr) {
-    if (place == Place::kHost) return std::nullopt;
+    if (place == Place::kHost || !allocation->mapped) return std::nullopt;
     std::byte* const bytes = allocation->at(address);
     return End{.allocation = std::move(allocation), .pinned = nullptr, .bytes = bytes};
   }
@@ -42,6 +42,7 @@ std::optional<End> resolve(const Simulator& sim, const Device& device, std::uint
 struct Group {
   std::vector<CopyPart> parts;
   std::vector<std::shared_ptr<const void>> held;
+  std::vector<const Allocation*> memory;  // of those held
   std::set<int> devices;
   std::uint64_t bytes = 0;
 };
@@ -65,7 +66,7 @@ class CopyGroups {
     if (from->allocation != nullptr && to->allocation != nullptr) {
       const bool here = from->allocation->device == device.ordinal || to->allocation->device == device.ordinal;
       if (!here) return CUresult::kInvalidValue;
-      put(within_, part, {from->allocation, to->allocation}, {from->allocation->device, to->allocation->device});
+      put(within_, part, {from->allocation, to->allocation});
       return CUresult::kSuccess;
     }
     const bool outward = from->allocation != nullptr;
@@ -74,8 +75,9 @@ class CopyGroups {
     if (allocation->device != device.ordinal) return CUresult::kInvalidValue;
     std::shared_ptr<const void> host_side = pinned;
     if (!outward && pinned == nullptr) host_side = stage(part);
-    put(outward ? to_host_[pinned == nullptr] : to_device_[pinned == nullptr], part, {allocation, host_side},
-        {allocation->device});
+    Group& group = outward ? to_host_[pinned == nullptr] : to_device_[pinned == nullptr];
+    put(group, part, {allocation});
+    if (host_side != nullptr) group.held.push_back(std::move(host_side));
     return CUresult::kSuccess;
   }
 
@@ -104,11 +106,13 @@ class CopyGroups {
     return staging;
   }
 
-  static void put(Group& group, const CopyPart& part, std::initializer_list<std::shared_ptr<const void>> held,
-                  std::initializer_list<int> devices) {
+  static void put(Group& group, const CopyPart& part, std::initializer_list<AllocationPtr> memory) {
     group.parts.push_back(part);
-    group.held.insert(group.held.end(), held);
-    group.devices.insert(devices);
+    for (const AllocationPtr& allocation : memory) {
+      group.held.push_back(allocation);
+      group.memory.push_back(allocation.get());
+      group.devices.insert(allocation->device);
+    }
     group.bytes += part.size_bytes();
   }
 
@@ -119,7 +123,8 @@ class CopyGroups {
     std::ranges::shuffle(group.parts, sim_.shuffle);
     tasks.push_back(
         {.engine = engine,
-         .work = std::make_unique<CopyWork>(std::move(group.parts), std::move(locks), std::move(group.held), wrong_),
+         .work = std::make_shared<CopyWork>(std::move(group.parts), std::move(locks), std::move(group.memory), wrong_),
+         .held = std::move(group.held),
          .copy_bytes = group.bytes,
          .pageable = is_pageable});
   }

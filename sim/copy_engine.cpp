@@ -69,18 +69,23 @@ void CopyEngine::copy(std::unique_lock<std::mutex>& lock, Op& op) {
   const TimePoint begun = Clock::now();
   TimePoint deadline = std::max({free_at_, op.ready_at, device_.released_at}) + duration;
   lock.unlock();
-  op.work->begin();
+  const cuda::CUresult started = op.work->begin();
   lock.lock();
   ++stats_.begun;
   begun_.notify_all();
+  if (started != cuda::CUresult::kSuccess) device_.fail(started);
   const bool arrived = sleep_until(lock, deadline);
   if (arrived && fault != cuda::CUresult::kSuccess) device_.fail(fault);
   if (arrived && !device_.failed()) {
     lock.unlock();
-    (void)op.work->finish();
-    if (flip) op.work->spoil_a_byte(op.sequence);
+    const cuda::CUresult ended = op.work->finish();
+    if (flip && ended == cuda::CUresult::kSuccess) op.work->spoil_a_byte(op.sequence);
     lock.lock();
-    stats_.bytes += op.copy_bytes;
+    if (ended == cuda::CUresult::kSuccess) {
+      stats_.bytes += op.copy_bytes;
+    } else {
+      device_.fail(ended);
+    }
   }
   ++stats_.copies;
   // At memcpy speed, a copy takes as long as it really took.

@@ -27,29 +27,25 @@ class LockAll {
 
 }  // namespace
 
-CopyWork::CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks,
-                   std::vector<std::shared_ptr<const void>> held, bool wrong)
-    : parts_(std::move(parts)), locks_(std::move(locks)), held_(std::move(held)), wrong_(wrong) {}
+CopyWork::CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<const Allocation*> memory,
+                   bool wrong)
+    : parts_(std::move(parts)), locks_(std::move(locks)), memory_(std::move(memory)), wrong_(wrong) {}
 
-void CopyWork::begin() {
+cuda::CUresult CopyWork::begin() {
   for (const CopyPart& part : parts_) {
     if (part.size_bytes() <= kTinyBytes) continue;
-    if (part.height > 1) {
-      move_rows(part, 0, part.height / 2);
-    } else {
-      move_bytes(part, 0, part.width / 2);
-    }
+    const bool moved = part.height > 1 ? move_rows(part, 0, part.height / 2) : move_bytes(part, 0, part.width / 2);
+    if (!moved) return cuda::CUresult::kIllegalAddress;
   }
+  return cuda::CUresult::kSuccess;
 }
 
 cuda::CUresult CopyWork::finish() {
   for (const CopyPart& part : parts_) {
     const bool tiny = part.size_bytes() <= kTinyBytes;
-    if (part.height > 1) {
-      move_rows(part, tiny ? 0 : part.height / 2, part.height);
-    } else {
-      move_bytes(part, tiny ? 0 : part.width / 2, part.width);
-    }
+    const bool moved = part.height > 1 ? move_rows(part, tiny ? 0 : part.height / 2, part.height)
+                                       : move_bytes(part, tiny ? 0 : part.width / 2, part.width);
+    if (!moved) return cuda::CUresult::kIllegalAddress;
     if (wrong_) flip(part, part.size_bytes() / 2);
   }
   return cuda::CUresult::kSuccess;
@@ -66,23 +62,31 @@ void CopyWork::flip(const CopyPart& part, std::size_t index) const {
   part.to[index / part.width * part.to_pitch + index % part.width] ^= std::byte{0xff};
 }
 
-void CopyWork::move_rows(const CopyPart& part, std::size_t first, std::size_t end) const {
+bool CopyWork::move_rows(const CopyPart& part, std::size_t first, std::size_t end) const {
   const std::size_t rows_at_once = std::max<std::size_t>(kPieceBytes / part.width, 1);
   while (first < end) {
     const LockAll locked(locks_);
+    if (!is_mapped()) return false;
     for (const std::size_t stop = std::min(first + rows_at_once, end); first < stop; ++first) {
       std::memcpy(part.to + first * part.to_pitch, part.from + first * part.from_pitch, part.width);
     }
   }
+  return true;
 }
 
-void CopyWork::move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const {
+bool CopyWork::move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const {
   while (first < end) {
     const std::size_t bytes = std::min(kPieceBytes, end - first);
     const LockAll locked(locks_);
+    if (!is_mapped()) return false;
     std::memcpy(part.to + first, part.from + first, bytes);
     first += bytes;
   }
+  return true;
+}
+
+bool CopyWork::is_mapped() const {
+  return std::ranges::all_of(memory_, [](const Allocation* memory) { return memory->mapped.load(); });
 }
 
 }  // namespace slackwater::sim

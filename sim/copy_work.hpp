@@ -7,10 +7,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "sim/device_memory.hpp"
 #include "sim/work.hpp"
 
 namespace slackwater::sim {
@@ -29,24 +29,26 @@ struct CopyPart {
 
 class CopyWork final : public Work {
  public:
-  // `locks` are those of the devices whose memory is touched, in the order of devices and without repetition. `held` is
-  // what must stay alive until the copy is done.
-  // With `wrong`, one byte of every part arrives changed.
-  CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<std::shared_ptr<const void>> held,
+  // `locks` are those of the devices whose memory is touched, in the order of devices and without repetition. `memory`
+  // is that memory; whoever runs the work keeps it alive. With `wrong`, one byte of every part arrives changed.
+  CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<const Allocation*> memory,
            bool wrong);
 
-  void begin() override;
+  // Both fail with kIllegalAddress if device memory has been unmapped.
+  [[nodiscard]] cuda::CUresult begin() override;
   [[nodiscard]] cuda::CUresult finish() override;
   void spoil_a_byte(std::uint64_t seed) override;  // of one part
 
  private:
-  void move_rows(const CopyPart& part, std::size_t first, std::size_t end) const;
-  void move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const;
+  // False if the memory is not there.
+  [[nodiscard]] bool move_rows(const CopyPart& part, std::size_t first, std::size_t end) const;
+  [[nodiscard]] bool move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const;
+  [[nodiscard]] bool is_mapped() const;  // with the locks held
   void flip(const CopyPart& part, std::size_t index) const;
 
   const std::vector<CopyPart> parts_;
   const std::vector<std::mutex*> locks_;
-  const std::vector<std::shared_ptr<const void>> held_;
+  const std::vector<const Allocation*> memory_;
   const bool wrong_;
 };
 

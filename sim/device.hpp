@@ -15,6 +15,7 @@
 #include "device/cuda/abi.hpp"
 #include "sim/compute_engine.hpp"
 #include "sim/copy_engine.hpp"
+#include "sim/graph.hpp"
 #include "sim/sim_cuda.h"
 #include "sim/work.hpp"
 
@@ -35,6 +36,7 @@ struct Capture {
   bool invalidated = false;
   bool ended = false;
   std::vector<StreamPtr> streams;  // the origin first
+  Graph graph;                     // what was recorded so far
 };
 using CapturePtr = std::shared_ptr<Capture>;
 
@@ -54,6 +56,7 @@ struct Stream {
   CapturePtr capture;
   std::uint64_t recorded = 0;  // calls recorded into the capture
   bool joined = false;         // the origin has waited for all of them
+  GraphNodes captured;         // the nodes that the next captured one comes after
 };
 
 struct Event {
@@ -63,6 +66,7 @@ struct Event {
   CapturePtr capture;  // the one in which it was last recorded
   std::weak_ptr<Stream> captured_on;
   std::uint64_t captured_at = 0;
+  GraphNodes captured;  // the nodes that it marks
 };
 using EventPtr = std::shared_ptr<Event>;
 

@@ -35,6 +35,13 @@ Mapping::~Mapping() {
 }
 
 AllocationPtr DeviceMemory::allocate(int device, std::size_t size_bytes) {
+  const auto fits = [&](const AllocationPtr& old) { return old->device == device && old->size_bytes == size_bytes; };
+  if (const auto old = std::ranges::find_if(reusable_, fits); old != reusable_.end()) {
+    AllocationPtr again = std::move(*old);
+    reusable_.erase(old);
+    live_.emplace(again->address, again);
+    return again;
+  }
   const std::size_t mapped = round_to_pages(size_bytes);
   if (mapped < size_bytes) return nullptr;
   const std::string name = "swsim-device-" + std::to_string(device);
@@ -73,7 +80,21 @@ bool DeviceMemory::free(cuda::CUdeviceptr address) {
   return true;
 }
 
+bool DeviceMemory::free_for_reuse(cuda::CUdeviceptr address) {
+  const auto found = live_.find(address);
+  if (found == live_.end()) return false;
+  reusable_.push_back(found->second);
+  live_.erase(found);
+  return true;
+}
+
+void DeviceMemory::forget_freed() {
+  freed_.clear();
+  reusable_.clear();
+}
+
 std::uint64_t DeviceMemory::free_all_of(int device) {
+  std::erase_if(reusable_, [device](const AllocationPtr& old) { return old->device == device; });
   std::uint64_t freed = 0;
   for (auto entry = live_.begin(); entry != live_.end();) {
     if (entry->second->device != device) {
@@ -97,16 +118,18 @@ DeviceMemory::Live::iterator DeviceMemory::retire(Live::iterator entry) {
 }
 
 bool DeviceMemory::was_freed(cuda::CUdeviceptr address) const {
-  return std::ranges::any_of(freed_, [address](const Mapping& mapping) {
+  const auto holds = [address](const Mapping& mapping) {
     const auto begin = reinterpret_cast<cuda::CUdeviceptr>(mapping.data());
     return begin <= address && address - begin < mapping.size_bytes();
-  });
+  };
+  return std::ranges::any_of(freed_, holds) ||
+         std::ranges::any_of(reusable_, [&](const AllocationPtr& old) { return holds(old->reserved); });
 }
 
 std::uint64_t DeviceMemory::used_bytes(int device) const {
   std::uint64_t used = 0;
   for (const auto& [address, allocation] : live_) {
-    if (allocation->device == device) used += allocation->size_bytes;
+    if (allocation->device == device && allocation->mapped) used += allocation->size_bytes;
   }
   return used;
 }

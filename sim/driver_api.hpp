@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/cuda/abi.hpp"
+#include "sim/graph_abi.hpp"
 
 namespace slackwater::cuda {
 
@@ -10,9 +11,7 @@ extern "C" {
 #define SWSIM_DECLARE(name, parameters) __attribute__((visibility("default"))) CUresult name parameters;
 SW_CUDA_REQUIRED_FUNCTIONS(SWSIM_DECLARE)
 SW_CUDA_OPTIONAL_FUNCTIONS(SWSIM_DECLARE)
-SWSIM_DECLARE(cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))
-SWSIM_DECLARE(cuStreamEndCapture, (CUstream stream, CUgraph* graph))
-SWSIM_DECLARE(cuGraphDestroy, (CUgraph graph))
+SWSIM_GRAPH_FUNCTIONS(SWSIM_DECLARE)
 #undef SWSIM_DECLARE
 }
 

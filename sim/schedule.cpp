@@ -6,17 +6,18 @@
 
 namespace slackwater::sim {
 
-OpPtr Simulator::new_op(const Stream& stream, Task task) {
+OpPtr Simulator::new_op(const Stream& stream, Task task, bool uncounted) {
   auto op = std::make_shared<Op>();
   op->device = stream.device;
   op->engine = task.engine;
   op->work = std::move(task.work);
+  op->held = std::move(task.held);
   op->duration = task.duration;
   op->copy_bytes = task.copy_bytes;
   op->pageable = task.pageable;
   op->priority = stream.priority;
   op->stream = stream.id;
-  op->backlog = stream.backlog;
+  op->backlog = uncounted ? std::make_shared<Backlog>() : stream.backlog;
   ++op->backlog->pending;
   op->sequence = ++next_sequence_;
   op->ready_at = Clock::now();
@@ -38,29 +39,41 @@ void Simulator::wait_for_room(Call& call, const Stream& stream) {
   --backlog->waiting;
 }
 
+CUresult Simulator::make_room(Call& call, const StreamPtr& stream) {
+  if (stream->capture == nullptr) wait_for_room(call, *stream);
+  if (stream->capture != nullptr) {  // it may have begun meanwhile
+    return stream->capture->invalidated ? CUresult::kStreamCaptureInvalidated : CUresult::kSuccess;
+  }
+  if (stream->device->failed()) return stream->device->error;
+  return stream->legacy && spoil_implicit(*stream->device) ? CUresult::kStreamCaptureImplicit : CUresult::kSuccess;
+}
+
+std::vector<OpPtr> Simulator::last_before(const Stream& stream) const {
+  const Device& device = *stream.device;
+  std::vector<OpPtr> before{stream.tail};
+  if (stream.legacy) {
+    for (const auto& [handle, other] : streams) {
+      if (other->device == &device && other->blocking) before.push_back(other->tail);
+    }
+    for (const auto& [thread, other] : device.thread_streams) before.push_back(other->tail);
+  } else if (stream.blocking) {
+    before.push_back(device.legacy_stream->tail);
+  }
+  return before;
+}
+
 CUresult Simulator::enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued,
                             OpPtr also_after) {
-  if (stream->capture == nullptr) wait_for_room(call, *stream);
+  if (const CUresult result = make_room(call, stream); result != CUresult::kSuccess) return result;
   if (stream->capture != nullptr) {
-    if (stream->capture->invalidated) return CUresult::kStreamCaptureInvalidated;
+    if (!tasks.empty()) stream->captured = stream->capture->graph.add(*stream->device, tasks, stream->captured);
     ++stream->recorded;
     stream->joined = false;
     if (queued != nullptr) queued->reset();
     return CUresult::kSuccess;
   }
-  Device& device = *stream->device;
-  if (device.failed()) return device.error;
-  if (stream->legacy && spoil_implicit(device)) return CUresult::kStreamCaptureImplicit;
-
-  std::vector<OpPtr> before{stream->tail, also_after};
-  if (stream->legacy) {
-    for (const auto& [handle, other] : streams) {
-      if (other->device == &device && other->blocking) before.push_back(other->tail);
-    }
-    for (const auto& [thread, other] : device.thread_streams) before.push_back(other->tail);
-  } else if (stream->blocking) {
-    before.push_back(device.legacy_stream->tail);
-  }
+  std::vector<OpPtr> before = last_before(*stream);
+  before.push_back(std::move(also_after));
 
   std::vector<OpPtr> ops;
   for (Task& task : tasks) ops.push_back(new_op(*stream, std::move(task)));
@@ -79,6 +92,38 @@ CUresult Simulator::enqueue(Call& call, const StreamPtr& stream, std::vector<Tas
     if (op->missing == 0) launch(op);
   }
   if (ops.empty() && last->missing == 0) complete(last, last->ready_at);
+  return CUresult::kSuccess;
+}
+
+CUresult Simulator::enqueue_graph(Call& call, const StreamPtr& stream, GraphExec& graph) {
+  if (const CUresult result = make_room(call, stream); result != CUresult::kSuccess) return result;
+  if (stream->capture != nullptr) {  // would be a child graph, which we do not model
+    stream->capture->invalidated = true;
+    return CUresult::kStreamCaptureUnsupported;
+  }
+  std::vector<OpPtr> before = last_before(*stream);
+  before.push_back(graph.last);
+  const OpPtr last = new_op(*stream, Task{});  // the launch takes one place in the queue
+  std::vector<OpPtr> ops;
+  for (const GraphNode& node : graph.graph->nodes()) {
+    const OpPtr op = new_op(*stream, node.task(), true);
+    op->device = node.device;
+    for (const std::size_t earlier : node.after) link(ops[earlier], op);
+    if (node.after.empty()) {
+      for (const OpPtr& earlier : before) link(earlier, op);
+    }
+    link(op, last);
+    ops.push_back(op);
+  }
+  if (ops.empty()) {
+    for (const OpPtr& earlier : before) link(earlier, last);
+  }
+  stream->tail = last;
+  graph.last = last;
+  for (const OpPtr& op : ops) {
+    if (op->missing == 0) launch(op);
+  }
+  if (last->missing == 0) complete(last, last->ready_at);
   return CUresult::kSuccess;
 }
 
@@ -106,6 +151,7 @@ void Simulator::complete(const OpPtr& op, TimePoint at) {
     done.pop_back();
     current->done = true;
     current->work.reset();
+    current->held.clear();
     watched |= current->watched;
     --counts.pending;
     --current->backlog->pending;

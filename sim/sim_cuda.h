@@ -51,6 +51,18 @@ SWSIM_API int swsim_write(uint64_t to, const void* from, size_t size_bytes);
 SWSIM_API int swsim_take_memory(int device, uint64_t leave_bytes);
 SWSIM_API int swsim_release_memory(int device);
 
+/* Takes memory away although copies of it may be pending. None of these waits for the device, as cuMemFree does.
+ *
+ * swsim_unmap plays cuMemUnmap of an allocator with a "sleep mode": `address`, the start of an allocation, stays
+ * reserved, but its memory goes. Work that uses it later, or is in the middle of it, fails the context with
+ * CUDA_ERROR_ILLEGAL_ADDRESS; new copies are refused. swsim_map gives the address new memory, which holds zeros. It
+ * fails with CUDA_ERROR_OUT_OF_MEMORY if the device has none left. */
+SWSIM_API int swsim_unmap(uint64_t address);
+SWSIM_API int swsim_map(uint64_t address);
+/* Plays a caching allocator: frees an allocation at once, and the next cuMemAlloc of the same size gets the same
+ * address and memory. Copies that are still pending deliver what the new owner has written. */
+SWSIM_API int swsim_free_for_reuse(uint64_t address);
+
 /* --- compute: timed work on a stream ------------------------------------------------------------------------------ */
 
 enum { SWSIM_AT_START = 0, SWSIM_AT_END = 1 };

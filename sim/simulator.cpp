@@ -148,6 +148,7 @@ std::uint64_t Simulator::alive() const {
 void Simulator::forget_everything() {
   devices.clear();
   graphs.clear();
+  graph_execs.clear();
   memory.forget_freed();
   counts = {};
   calls.clear();

@@ -15,7 +15,6 @@
 #include <new>
 #include <optional>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -25,6 +24,7 @@
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
 #include "sim/driver_lock.hpp"
+#include "sim/graph.hpp"
 #include "sim/host_memory.hpp"
 #include "sim/settings.hpp"
 #include "sim/sim_cuda.h"
@@ -58,7 +58,8 @@ struct Call {
 // Work to be queued on a stream.
 struct Task {
   EngineKind engine = EngineKind::kNone;
-  std::unique_ptr<Work> work;
+  std::shared_ptr<Work> work;
+  std::vector<std::shared_ptr<const void>> held{};  // memory that must stay until it is done
   Duration duration{0};
   std::uint64_t copy_bytes = 0;
   bool pageable = false;
@@ -101,6 +102,8 @@ class Simulator {
   // queue is full.
   [[nodiscard]] CUresult enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued = nullptr,
                                  OpPtr also_after = nullptr);
+  // Queues every node of a graph after everything on the stream and after the graph's last launch.
+  [[nodiscard]] CUresult enqueue_graph(Call& call, const StreamPtr& stream, GraphExec& graph);
   void complete(const OpPtr& op, TimePoint at);
   // The calling thread sleeps. `spins` says that it would spin with a real device.
   void wait(Call& call, const OpPtr& op, bool spins);
@@ -110,7 +113,7 @@ class Simulator {
 
   // --- capture ---
   [[nodiscard]] CUresult begin_capture(const StreamPtr& stream, cuda::CUstreamCaptureMode mode);
-  [[nodiscard]] CUresult end_capture(const StreamPtr& stream);
+  [[nodiscard]] CUresult end_capture(const StreamPtr& stream, Graph& graph);
   void abandon_capture(Stream& stream);  // the stream is being destroyed; does nothing if it is not capturing
   // Refuses a call that is unsafe during captures that cover this thread, and invalidates those captures.
   [[nodiscard]] CUresult check_unsafe(const ThreadState& thread);
@@ -126,7 +129,8 @@ class Simulator {
   std::vector<std::unique_ptr<Device>> devices;
   std::unordered_map<std::uintptr_t, StreamPtr> streams;
   std::unordered_map<std::uintptr_t, EventPtr> events;
-  std::set<std::uintptr_t> graphs;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<const Graph>> graphs;
+  std::unordered_map<std::uintptr_t, std::shared_ptr<GraphExec>> graph_execs;
   std::vector<CapturePtr> captures;  // in progress
   DriverLock driver_lock{stopping};
   DeviceMemory memory;
@@ -145,10 +149,14 @@ class Simulator {
   std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:
+  // Checks that the stream takes work, and waits for room.
+  [[nodiscard]] CUresult make_room(Call& call, const StreamPtr& stream);
+  [[nodiscard]] std::vector<OpPtr> last_before(const Stream& stream) const;  // what the next op of the stream waits for
   void wait_for_room(Call& call, const Stream& stream);
   void link(const OpPtr& before, const OpPtr& after);
   void launch(const OpPtr& op);
-  [[nodiscard]] OpPtr new_op(const Stream& stream, Task task);
+  // With `uncounted`, the op takes no place in the stream's queue.
+  [[nodiscard]] OpPtr new_op(const Stream& stream, Task task, bool uncounted = false);
 
   std::condition_variable progress_;  // a watched op is done
   std::vector<std::jthread> threads_;

@@ -23,11 +23,12 @@ using OpPtr = std::shared_ptr<Op>;
 
 enum class EngineKind : std::uint8_t { kNone, kCompute, kDeviceToHost, kHostToDevice };
 
-// What an op does to memory. begin() runs when the op's time begins, finish() when it ends.
+// What an op does to memory. begin() runs when the op's time begins, finish() when it ends. Keeps no state of a run,
+// because a graph runs it many times.
 class Work {
  public:
   virtual ~Work() = default;
-  virtual void begin() = 0;
+  [[nodiscard]] virtual cuda::CUresult begin() = 0;  // an error fails the device, and finish() is not called
   [[nodiscard]] virtual cuda::CUresult finish() = 0;
   virtual void spoil_a_byte(std::uint64_t /*seed*/) {}  // after finish(): what a faulty bus would do
 };
@@ -41,7 +42,8 @@ struct Backlog {
 struct Op {
   Device* device = nullptr;
   EngineKind engine = EngineKind::kNone;  // kNone: a marker, done as soon as its predecessors are
-  std::unique_ptr<Work> work;
+  std::shared_ptr<Work> work;
+  std::vector<std::shared_ptr<const void>> held;  // memory that must stay until the op is done
   Duration duration{0};          // for a kernel
   std::uint64_t copy_bytes = 0;  // for a copy, whose duration follows from the engine's speed
   bool pageable = false;

@@ -148,6 +148,8 @@ TEST_F(SimContext, OldSymbolsAreTraps) {
                              "cuCtxPopCurrent",
                              "cuStreamDestroy",
                              "cuEventDestroy",
+                             "cuGraphInstantiate",
+                             "cuGraphInstantiate_v2",
                              "cuMemAlloc",
                              "cuMemFree",
                              "cuMemGetInfo",
