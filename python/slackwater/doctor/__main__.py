@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .children import Children
-from .lines import Line, Outcome, Printer, sentence
+from .lines import Line, Outcome, Printer, Status, sentence
 from .scratch import Scratch
 
 _CHILDREN = 12  # the most that the table takes, on the CPU and on a GPU
@@ -27,27 +27,19 @@ def main(arguments: list[str] | None = None) -> int:
     rank, local_rank, world = _number("RANK", 0), _number("LOCAL_RANK", 0), _number("WORLD_SIZE", 1)
     alone = world == 1
     prints = alone or rank == 0
-    if (missing := _obstacle(options.dir)) is not None:
-        if prints:
-            printer.print(missing)
-        return 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    scratch = Scratch(options.dir) if prints or local_rank == 0 else None
     try:
-        import torch._dynamo  # which the first optimizer of a process loads, and FSDP
-        import torch.distributed.fsdp  # noqa: F401
-
-        from .checks import JOBS
-    except Exception as error:  # a broken installation
+        _look(options.dir)
+        # Before torch is loaded: the process that removes it stays small.
+        scratch = Scratch(options.dir) if prints or local_rank == 0 else None
+        jobs = _load_torch()
+    except Obstacle as obstacle:
         if prints:
-            remedy = "install torch anew, for this Python and this driver"
-            printer.print(Line("version", Outcome("FAIL", f"torch cannot be imported: {sentence(error)}", remedy=remedy)))
-        if scratch is not None:
-            scratch.close()
+            printer.print(obstacle.line)
         return 0
     children = Children()
     if scratch is not None:
-        children.fork(_CHILDREN, JOBS)  # no child may run what follows, its `finally` least of all
+        children.fork(_CHILDREN, jobs)  # no child may run what follows, its `finally` least of all
     try:
         from .runner import run  # which may use CUDA and threads
 
@@ -60,6 +52,35 @@ def main(arguments: list[str] | None = None) -> int:
         if scratch is not None:
             scratch.close()
     return 0
+
+
+class Obstacle(Exception):
+    """Why no check can run at all."""
+
+    def __init__(self, check: str, status: Status, figure: str, remedy: str = "") -> None:
+        super().__init__(figure)
+        self.line = Line(check, Outcome(status, figure, "", remedy))
+
+
+def _look(directory: Path) -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Obstacle("version", "SKIP", "torch is not installed")
+    if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+        remedy = "give a directory that exists and can be written to"
+        raise Obstacle("directory", "FAIL", f"'{directory}' is not a directory that can be written to", remedy)
+
+
+def _load_torch() -> dict[str, Any]:
+    """What children can be asked for. Whatever they would otherwise load, each for itself, is loaded here."""
+    try:
+        import torch._dynamo  # which the first optimizer of a process loads, and FSDP
+        import torch.distributed.fsdp  # noqa: F401
+    except Exception as error:
+        remedy = "install torch anew, for this Python and this driver"
+        raise Obstacle("version", "FAIL", f"torch cannot be imported: {sentence(error)}", remedy) from error
+    from .checks import JOBS
+
+    return JOBS
 
 
 def _parse(arguments: list[str] | None) -> Any:
@@ -75,16 +96,6 @@ def _number(name: str, otherwise: int) -> int:
         return int(os.environ[name])
     except (KeyError, ValueError):
         return otherwise
-
-
-def _obstacle(directory: Path) -> Line | None:
-    """Why no check can run at all."""
-    if importlib.util.find_spec("torch") is None:
-        return Line("version", Outcome("SKIP", "torch is not installed"))
-    if not os.access(directory, os.W_OK | os.X_OK) or not directory.is_dir():
-        remedy = "give a directory that exists and can be written to"
-        return Line("directory", Outcome("FAIL", f"'{directory}' is not a directory that can be written to", "", remedy))
-    return None
 
 
 if __name__ == "__main__":

@@ -29,8 +29,10 @@ class Check:
 
 _FENCE = "call fence() on the checkpointer before every update, and send this report with --json as a bug"
 _BUG = "send this report with --json as a bug"
-_PROCESS = "call close() on the checkpointer before the process ends or forks, and send this report with --json as a bug"
-_RANKS = "DIR must be on a file system that all ranks share, and ranks must reach each other; then send this as a bug"
+_PROCESS = (
+    "call close() on the checkpointer before the process ends or forks, and send this report with --json as a bug"
+)
+_RANKS = "ranks must reach each other over the network (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); if they do, " + _BUG
 _GPU_SLOW = "lower copies_ahead (docs/devices.md)"
 _SLOW = (
     "copies share cores and memory with training on a CPU; leave a core free, or save less often (every=). On a GPU: "
@@ -42,7 +44,7 @@ TABLE = (
     Check("fence hook", versions.fence_hook, _FENCE, "once"),
     Check("AdamW foreach", rounds.adamw_foreach, _FENCE),
     Check("AdamW fused", rounds.adamw_fused, _FENCE),
-    Check("FSDP2 on two ranks", ranks.own_fsdp2, _RANKS, "once", together=ranks.fsdp2),
+    Check("FSDP2", ranks.own_fsdp2, _RANKS, "once", together=ranks.fsdp2),
     Check("hand-captured step", compiled.captured_step, _FENCE, "cuda"),
     Check("expandable_segments", memory.expandable_segments, "leave PYTORCH_ALLOC_CONF unset, and " + _BUG, "cuda"),
     Check("GPU with 8 MiB left", memory.full_gpu, "leave some memory to the driver, and " + _BUG, "cuda"),
@@ -57,8 +59,14 @@ TABLE = (
     Check("launch latency while saving", interference.launch, _SLOW, phase="timed"),
     Check("matmul while saving", interference.matmul, _SLOW, phase="timed"),
     Check("all-reduce while saving", ranks.own_all_reduce, _SLOW, "once", "timed", together=ranks.all_reduce),
-    Check("save() of 1,000 tensors", interference.save_cost, "save less often (every=), or fewer tensors", phase="timed"),
+    Check(
+        "save() of 1,000 tensors", interference.save_cost, "save less often (every=), or fewer tensors", phase="timed"
+    ),
 )
+
+
+# Under torchrun this comes before what else the ranks do together.
+SHARED = Check("shared directory", ranks.shared_directory, "give a directory on a file system that all ranks share")
 
 
 def named(name: str) -> Check:

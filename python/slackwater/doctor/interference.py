@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import slackwater as sw
 import torch
+
+import slackwater as sw
 
 from . import thresholds
 from .context import Context, save

@@ -53,7 +53,10 @@ def full_gpu(context: Context) -> Outcome:
     others = total - free - torch.cuda.memory_reserved(device)
     if others > thresholds.OTHERS_BYTES:
         return Outcome("SKIP", f"others use {others / 2**30:.1f} GiB of this GPU, and filling it would disturb them")
-    state = {"large": torch.randn(4 * _MIB, device=device), "small": [torch.randn(64, device=device) for _ in range(50)]}
+    state = {
+        "large": torch.randn(4 * _MIB, device=device),
+        "small": [torch.randn(64, device=device) for _ in range(50)],
+    }
     with context.checkpointer() as ckpt:
         blocks: list[torch.Tensor] = []
         try:

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from .interference import beside_saves, rate
 from .lines import Line, Outcome, worst
 from .rounds import network, run_rounds, trainer
 
-_TIMEOUT = datetime.timedelta(seconds=thresholds.RANKS_SECONDS)
+
+def _timeout(seconds: float | None = None) -> datetime.timedelta:
+    return datetime.timedelta(seconds=thresholds.RANKS_SECONDS if seconds is None else seconds)
 
 
 class Ranks:
@@ -35,27 +38,25 @@ class Ranks:
         self.world = world
         self.device = device
         self._store = store
+        self._silent: set[int] = set()  # ranks that did not answer once are not waited for again
 
     @classmethod
     def join(cls) -> Ranks:
         """As torchrun's environment says."""
-        store, rank, world = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+        store, rank, world = next(dist.rendezvous("env://", timeout=_timeout()))
         local = int(os.environ.get("LOCAL_RANK", "0"))
         gpu = torch.cuda.is_available() and torch.version.hip is None and local < torch.cuda.device_count()
-        return cls._joined(store, rank, world, f"cuda:{local}" if gpu else "cpu")
+        return cls.of(store, rank, world, f"cuda:{local}" if gpu else "cpu")
 
     @classmethod
-    def _joined(cls, store: Any, rank: int, world: int, device: str) -> Ranks:
+    def of(cls, store: Any, rank: int, world: int, device: str) -> Ranks:
         if device != "cpu":
             torch.cuda.set_device(device)
+        store.set_timeout(_timeout())
         backend = "gloo" if device == "cpu" else "nccl"
         own = dist.PrefixStore("doctor/group", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=_TIMEOUT)
-        store.set_timeout(_TIMEOUT)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=_timeout())
         return cls(dist.PrefixStore("doctor/talk", store), rank, world, device)
-
-    def leave(self) -> None:
-        dist.destroy_process_group()
 
     def share(self, name: str, text: str) -> str:
         """What rank 0 gives, for all."""
@@ -69,15 +70,26 @@ class Ranks:
         self._store.set(f"{name}/{self.rank}", json.dumps(packed))
 
     def collect(self, name: str) -> dict[int, list[Line] | None]:
-        """What each rank gave under this name. None: it gave nothing in time."""
-        return {rank: self._lines(name, rank) for rank in range(self.world)}
+        """What each rank gave under this name. None: it gave nothing in time, which is the same for all of them."""
+        deadline = time.monotonic() + thresholds.RANKS_SECONDS
+        return {rank: self._lines(name, rank, deadline) for rank in range(self.world)}
 
-    def _lines(self, name: str, rank: int) -> list[Line] | None:
+    def _lines(self, name: str, rank: int, deadline: float) -> list[Line] | None:
+        key = f"{name}/{rank}"
+        left = 0.0 if rank in self._silent else deadline - time.monotonic()
         try:
-            packed = json.loads(self._store.get(f"{name}/{rank}"))
+            self._store.wait([key], _timeout(max(0.1, left)))
         except dist.DistError:
+            self._silent.add(rank)
             return None
-        return [Line(check, Outcome(**outcome), rank) for check, outcome in packed]
+        return [Line(check, Outcome(**outcome), rank) for check, outcome in json.loads(self._store.get(key))]
+
+
+def shared_directory(context: Context) -> Outcome:
+    """Whether this rank sees the directory that rank 0 has made. A listing is never out of date, as a lookup may be."""
+    if context.directory.name in os.listdir(context.directory.parent):
+        return Outcome("PASS", "all ranks see it", "all ranks")
+    return Outcome("FAIL", f"this rank does not see '{context.directory}', which rank 0 has made", "all ranks")
 
 
 def fsdp2(context: Context) -> Outcome:
@@ -127,10 +139,11 @@ def own_rank(check: str, rank: int, world: int, port: int, directory: str, devic
     """The child: one of the two ranks of our own."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
-    ranks = Ranks._joined(store, rank, world, device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_timeout())
+    ranks = Ranks.of(store, rank, world, device)
     outcome = CHECKS[check](Context(Path(directory), quick, device))
-    ranks.leave()
+    ranks.give(check, [])
+    ranks.collect(check)  # whoever ends first would end the connections of the others
     return vars(outcome)
 
 

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import slackwater as sw
 import torch
 from torch import nn
+
+import slackwater as sw
 
 from . import thresholds
 from .context import Context, save

@@ -6,7 +6,6 @@ Only rank 0 prints: the other ranks give it their WARN and FAIL lines through th
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from . import thresholds
-from .checks import TABLE, Check, Phase
+from .checks import SHARED, TABLE, Check, Phase
 from .children import Child, Children, ChildTimeout
 from .context import Context
 from .lines import Line, Outcome, sentence
@@ -40,20 +39,17 @@ def run(scratch: Path | None, children: Children, quick: bool, only: str, report
     kept: list[Line] = []
     say = report if rank == 0 else kept.append
     gpu = cuda_device(local_rank)
-    joined = contextlib.nullcontext(None) if place is None else _joined_ranks(say, rank)
-    with joined as ranks:
-        shared = scratch if ranks is None else Path(ranks.share("scratch", str(scratch)))
-        runner = Runner(Context(scratch or Path(), quick, children=children), say, rank, gpu, only, alone=place is None)
-        if ranks is not None:
-            assert shared is not None
-            runner.run_together(ranks, shared)
-        if scratch is not None:
-            runner.start_children()
-            runner.run_here("here")
-            runner.join_children()
-            runner.run_here("timed")
-        if ranks is not None:
-            _gather(ranks, kept, report)
+    ranks = None if place is None else _join(say, rank)
+    runner = Runner(Context(scratch or Path(), quick, children=children), say, rank, gpu, only, alone=place is None)
+    if ranks is not None:
+        runner.run_together(ranks, Path(ranks.share("scratch", str(scratch))))
+    if scratch is not None:
+        runner.start_children()
+        runner.run_here("here")
+        runner.join_children()
+        runner.run_here("timed")
+    if ranks is not None:
+        _gather(ranks, kept, report)
 
 
 def cuda_device(local_rank: int) -> str | None:
@@ -63,20 +59,15 @@ def cuda_device(local_rank: int) -> str | None:
     return f"cuda:{local_rank}"
 
 
-@contextlib.contextmanager
-def _joined_ranks(say: Report, rank: int) -> Iterator[Ranks | None]:
+def _join(say: Report, rank: int) -> Ranks | None:
     """None, and a FAIL line, if the ranks do not find each other. What one rank can do is done all the same."""
     try:
-        ranks = Ranks.join()
+        return Ranks.join()
     except Exception as error:
         traceback.print_exc()
         remedy = "MASTER_ADDR and MASTER_PORT must name a port that all ranks reach; torchrun sets them"
         say(Line("ranks", Outcome("FAIL", f"they do not find each other: {sentence(error)}", "all", remedy), rank))
-        yield None
-        return
-    yield ranks
-    with contextlib.suppress(Exception):  # of ranks that died
-        ranks.leave()
+        return None
 
 
 def _gather(ranks: Ranks, kept: list[Line], report: Report) -> None:
@@ -145,21 +136,20 @@ class Runner:
 
     def run_together(self, ranks: Ranks, shared: Path) -> None:
         """What all ranks do together. ``shared`` is the scratch directory of rank 0, which reports for all."""
-        in_step = True
+        in_step = self._together(ranks, SHARED, SHARED.run, shared)
         for check in TABLE:
             if check.together is None or self._only not in ("", check.name):
                 continue
             if in_step:
-                in_step = self._together(ranks, check, shared)
+                in_step = self._together(ranks, check, check.together, shared)
             elif ranks.rank == 0:
-                self._line(check.name, Outcome("SKIP", "not run: the ranks are out of step after the check above"))
+                self._line(check.name, Outcome("SKIP", "not run: the ranks are out of step after the failure above"))
 
-    def _together(self, ranks: Ranks, check: Check, shared: Path) -> bool:
+    def _together(self, ranks: Ranks, check: Check, run: Callable[[Context], Outcome], shared: Path) -> bool:
         """Whether all ranks are well afterwards."""
-        assert check.together is not None
         name = check.name
         context = dataclasses.replace(self._context, directory=shared, device=ranks.device)
-        mine = Line(name, attempt(check, check.together, context), ranks.rank)
+        mine = Line(name, attempt(check, run, context), ranks.rank)
         ranks.give(name, [mine])
         well = True
         for rank, lines in ranks.collect(name).items():

@@ -1,4 +1,4 @@
-"""Every limit of the doctor, with its reason. Limits on time have room for a busy machine: a false alarm costs trust."""
+"""Every limit of the doctor, with its reason. Limits on time have room for a busy machine: false alarms cost trust."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LEFT_BYTES = 8 << 20
 OTHERS_BYTES = 2 << 30
 
 # Interference: how much slower the slowest 1 % of operations may be while a snapshot is saved, and from how many
-# milliseconds on that matters at all. On a GPU the copy engines work beside the kernels, so little may change. On a CPU,
-# copying, checksums and writing share the cores and the memory bus with training. There only a stop is worth a word.
+# milliseconds on that matters at all. On a GPU the copy engines work beside the kernels, so little may change. On a
+# CPU, copying, checksums and writing share cores and memory with training. There only a stop is worth a word.
 LATENCY_RATIO = {"cuda": 3.0, "cpu": 10.0}
 LATENCY_FLOOR_MS = {"cuda": 1.0, "cpu": 25.0}
 # The share of the idle rate that must be left. Two cores may lose half of it to copies, and some more to noise.
