@@ -5,6 +5,7 @@ Two tests run the whole module, in processes that have torch loaded already. The
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -496,6 +497,37 @@ def test_children_answer_crash_and_hang(children: Children) -> None:
         taken[3].join(0.01)
     with pytest.raises(ChildError, match="no child process is left"):
         children.take()
+
+
+def joined_in_child(context: Context, children: Children, job: Callable[..., Any]) -> Outcome:
+    """A check that runs in a child, as the line that it becomes."""
+    children.fork(1, {"check": job})
+    said: list[Line] = []
+    made = runner.Runner(dataclasses.replace(context, children=children), said.append, 0, None, "", alone=True)
+    made.start_children()
+    made.join_children()
+    [line] = said
+    return line.outcome
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "figure"),
+    [
+        (lambda **_: vars(Outcome("PASS", "well")), "PASS", "well"),
+        (lambda **_: 1 / 0, "FAIL", "ChildError: ZeroDivisionError: division by zero"),
+        (lambda **_: os._exit(4), "FAIL", "the process of this check ended with status 4"),
+        (lambda **_: time.sleep(900), "SKIP", "the compiler took longer than 0 s"),
+    ],
+    ids=["well", "raises", "crashes", "hangs"],
+)
+def test_compiler_in_a_child(
+    job: Any, status: str, figure: str, context: Context, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "TABLE", (Check("compiled", lambda context: Outcome("PASS", ""), phase="child"),))
+    if status == "SKIP":
+        monkeypatch.setattr(thresholds, "COMPILE_SECONDS", 0.0)
+    found = joined_in_child(context, children, job)
+    assert (found.status, found.figure) == (status, figure)
 
 
 # CUDA-only checks, with stubs of torch.cuda and tensors in host memory: that they run, not that a GPU is right

@@ -52,14 +52,15 @@ class Child:
         self._pid = pid
         self._connection = connection
         self._exit_code: int | None = None
+        self._started = 0.0
 
     def start(self, job: str, **arguments: Any) -> None:
+        self._started = time.monotonic()
         self._connection.sendall(json.dumps({"job": job, "arguments": arguments}).encode() + b"\n")
 
     def join(self, seconds: float) -> Ended:
-        """What became of its job. Raises ChildError if the job raised, ChildTimeout after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        answer = self._read(deadline)
+        """What became of its job. Raises ChildError if the job raised, ChildTimeout ``seconds`` after its start."""
+        answer = self._read(self._started + seconds)
         exit_code = self._wait()
         if not answer:
             return Ended(None, exit_code)
