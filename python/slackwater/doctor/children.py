@@ -91,8 +91,9 @@ class Child:
         return self._exit_code
 
     def kill(self) -> None:
+        """With what it has started: a compiler works in processes of its own."""
         if self._exit_code is None:
-            os.kill(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)
             self._wait()
         self._connection.close()
 
@@ -116,6 +117,7 @@ class Children:
                     other._connection.close()
                 _serve(there, jobs)
             there.close()
+            os.setpgid(pid, pid)  # kill() ends the whole group
             self._all.append(Child(pid, here))
         self._idle = list(self._all)
 

@@ -22,6 +22,10 @@ from .lines import Outcome
 
 _QUEUED = 64  # operations; a full queue of the device would make each launch wait
 
+# From which level on a snapshot disturbs nobody. What follows the copies from a GPU does not touch the GPU any more.
+_COPIED = ("staged", "durable", "committed")
+_WRITTEN = ("committed",)
+
 Operation = Callable[[], object]
 
 
@@ -35,12 +39,16 @@ class Load:
 
     def __init__(self, ckpt: sw.Checkpointer, device: str) -> None:
         self._ckpt = ckpt
-        self._state = {"w": torch.zeros(thresholds.LARGE_BYTES // 4, device=device)}
+        kind = device.partition(":")[0]
+        self._state = {"w": torch.zeros(thresholds.LOAD_BYTES[kind] // 4, device=device)}
+        self._over = _COPIED if kind == "cuda" else _WRITTEN
         self._steps = itertools.count(1)
         self._snapshot: sw.Snapshot | None = None
 
     def keep_busy(self) -> None:
-        if self._snapshot is None or self._snapshot._finished:
+        if self._snapshot is not None and self._snapshot.progress.level in self._over:
+            self.rest()
+        if self._snapshot is None:
             self._snapshot = save(self._ckpt, next(self._steps), self._state)
 
     def rest(self) -> None:
@@ -52,7 +60,7 @@ class Load:
 def beside_saves(context: Context, operation: Operation, repeat: Callable[[], Iterator[object]]) -> Timings:
     """``repeat`` says how often: one block runs the operation once for each item."""
     timings = Timings([], [])
-    with context.checkpointer() as ckpt:
+    with context.checkpointer(pool=thresholds.LOAD_POOL[context.kind]) as ckpt:
         load = Load(ckpt, context.device)
         load.keep_busy()  # the first save makes the pool
         load.rest()
@@ -79,7 +87,7 @@ def _for_a_while(context: Context) -> Callable[[], Iterator[object]]:
             yield None
             if context.kind == "cuda" and number % _QUEUED == 0:
                 torch.cuda.synchronize(context.device)
-            if time.perf_counter() >= deadline:
+            if time.perf_counter() >= deadline and number >= thresholds.LEAST_OPERATIONS:
                 return
 
     return repeat

@@ -81,5 +81,5 @@ def _fill(device: torch.device, blocks: list[torch.Tensor]) -> int:
             return int(left)
         try:
             blocks.append(torch.empty(size, dtype=torch.uint8, device=device))
-        except torch.OutOfMemoryError:  # the device is fragmented
+        except torch.cuda.OutOfMemoryError:  # the device is fragmented
             size //= 2

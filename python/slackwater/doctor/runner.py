@@ -94,7 +94,7 @@ def attempt(check: Check, run: Callable[..., Outcome], *arguments: Any) -> Outco
         found = Outcome("FAIL", sentence(error))
     if found.status in ("WARN", "FAIL") and not found.remedy:
         found = dataclasses.replace(found, remedy=check.remedy)
-    return found
+    return _beside_load(found) if check.phase == "timed" else found
 
 
 class Runner:
@@ -114,8 +114,7 @@ class Runner:
             if isinstance(context, Outcome):
                 self._line(name, context)
             else:
-                found = attempt(check, check.run, context)
-                self._line(name, _beside_load(found) if phase == "timed" else found)
+                self._line(name, attempt(check, check.run, context))
 
     def start_children(self) -> None:
         """Compilers work beside the checks of this process."""

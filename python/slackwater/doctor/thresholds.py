@@ -36,8 +36,12 @@ LATENCY_RATIO = {"cuda": 3.0, "cpu": 10.0}
 LATENCY_FLOOR_MS = {"cuda": 1.0, "cpu": 25.0}
 # The share of the idle rate that must be left. Two cores may lose half of it to copies, and some more to noise.
 RATE_SHARE = {"cuda": 0.8, "cpu": 0.2}
+# What is saved meanwhile. A GPU's state fits into the pool, so that its copies run at the full speed of the bus.
+LOAD_BYTES = {"cuda": 256 << 20, "cpu": LARGE_BYTES}
+LOAD_POOL = {"cuda": "256MiB", "cpu": POOL}
 BLOCK_SECONDS = 0.3  # of one measurement; idle and busy alternate
 QUICK_BLOCK_SECONDS = 0.1
 BLOCKS = 3
+LEAST_OPERATIONS = 10  # per block, however slow they are
 REDUCE_BYTES = 4 << 20
 REDUCE_COUNT = 30  # all-reduces per block: a number, not a time, because all ranks must make equally many
