@@ -36,7 +36,7 @@ class CudaEarlyCopies final : public EarlyCopies {
     if (event_ != nullptr) wait_or_retire(*event_, memory_);
   }
 
-  // Inside a Scope. After an error nothing is written any more.
+  // Inside a Scope. After an error nothing is written any more, or the memory is not used again.
   Status queue(Copier& copier, std::span<const StridedMemory> tensors, CUstream stream) {
     std::vector<CopyPiece> pieces;
     pieces.reserve(tensors.size());
@@ -58,7 +58,8 @@ class CudaEarlyCopies final : public EarlyCopies {
         queued = fail(std::move(event).error());
       }
     }
-    (void)wait_for_stream(events_, stream);  // save() runs, so the stream is alive
+    // The call that named the stream has not returned, so the stream is alive. No later call may use it.
+    if (!wait_for_stream(events_, stream)) memory_.retire();
     return queued;
   }
 
@@ -81,10 +82,10 @@ class CudaSamples final : public PendingSamples {
     if (on_host_ != nullptr) wait_or_retire(*on_host_, memory_);
   }
 
-  // Inside a Scope. After an error nothing is written any more.
+  // Inside a Scope. After an error nothing is written any more, or the memory is not used again.
   Status queue(Copier& copier, std::span<const ReplicaPlaces> all, CUstream stream) {
     Status queued = queue_copies(copier, all, stream);
-    if (!queued) (void)wait_for_stream(events_, stream);  // save() runs, so the stream is alive
+    if (!queued && !wait_for_stream(events_, stream)) memory_.retire();  // alive: its call has not returned
     return queued;
   }
 
