@@ -73,7 +73,8 @@ def _objects(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         elif hasattr(value, "__dict__"):
             inner = (value,)
         for part in inner:
-            yield str(key), part
+            if not hasattr(part, "data_ptr"):  # no tensor
+                yield str(key), part
 
 
 def _megatron_gathers(value: Any) -> bool:
