@@ -61,6 +61,7 @@ class Snapshot:
     ) -> None:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
         self._capture: Capture | None = capture  # until settled
+        self._storage_sizes = torch_adapter().storage_sizes(capture.watched) if capture.watched else []
         self._devices = capture.devices
         self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
@@ -170,18 +171,24 @@ class Snapshot:
     def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
         """Tensors that were written to, and tensors whose memory went away.
 
-        The held tensors share their storage with the caller's. storage.resize_() always allocates anew, so that the
-        address tells. Memory that was freed and came back to the same address cannot be told.
+        The held tensors share their storage with the caller's. storage.resize_() allocates anew, so that most often
+        the address tells. Memory that was freed may come back to the same address: then the size tells. If that is the
+        same, too, nothing does.
         """
         if not capture.watched:
             return [], []
         torch = torch_adapter()
         versions, addresses = torch.versions(capture.watched), torch.held_addresses(capture.watched)
+        sizes = torch.storage_sizes(capture.watched)
         before = capture.addresses[: len(addresses)]
-        if versions == capture.versions and addresses == before:
+        if versions == capture.versions and addresses == before and sizes == self._storage_sizes:
             return [], []
         late = self._late(capture)
-        freed = [capture.names[index] for index in late if addresses[index] != before[index]]
+        freed = [
+            capture.names[index]
+            for index in late
+            if addresses[index] != before[index] or sizes[index] != self._storage_sizes[index]
+        ]
         torn = [capture.names[index] for index in late if versions[index] != capture.versions[index]]
         return torn, freed
 

@@ -1,4 +1,5 @@
-"""What looks wrong from save to save, and is said once: progress that never changes, saves amid gradient accumulation.
+"""What looks wrong from save to save, and is said once: progress that never changes, saves amid gradient accumulation,
+parameters that are still being gathered.
 
 A warning that is wrong teaches people to overlook the next one. So only names that mean progress are looked at, and
 never "epoch", which may stay the same for a whole run; and saves without an optimizer step in between count only if
@@ -10,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from .integrations.param_gathers import GatherWatch
 
 logger = logging.getLogger("slackwater")
 
@@ -41,11 +44,13 @@ class SaveWatch:
         self._first: dict[str, int] | None = {}  # values at the first save that have not changed; None: no more looking
         self._steps_seen = 0  # optimizer steps at the last save
         self._amid: int | None = 0  # saves amid accumulation; None: said
+        self._gathers = GatherWatch()
 
     def look(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
         self._saves += 1
         self._look_at_progress(state)
         self._look_at_gradients(step, optimizers, optimizer_steps)
+        self._gathers.look(state, optimizers)
 
     def _look_at_progress(self, state: Mapping[Any, Any]) -> None:
         if self._first is None:

@@ -134,11 +134,24 @@ class Capturing {
         DeviceCapture& part = result_.devices[source.device_index];
         source.guard = static_cast<std::uint32_t>(part.guarded.size());
         part.guarded.push_back(i);
-        if (!options_.whole_fingerprint) continue;
-        SW_TRY(part.produced->wait());  // every byte is read here and now
+        continue;
       }
       SW_ASSIGN(source.fingerprint,
                 source.device->fingerprint(source.memory, options_.seed, options_.whole_fingerprint));
+    }
+    return options_.whole_fingerprint ? fingerprint_devices() : Status();
+  }
+
+  // Every byte is read here and now.
+  Status fingerprint_devices() {
+    for (const DeviceCapture& part : result_.devices) {
+      std::vector<const StridedMemory*> tensors;
+      for (const std::uint32_t i : part.guarded) tensors.push_back(&result_.sources[i].memory);
+      SW_TRY(part.produced->wait());
+      SW_ASSIGN(const std::vector<std::uint64_t> fingerprints, part.device->whole_fingerprints(tensors));
+      for (std::size_t i = 0; i < tensors.size(); ++i) {
+        result_.sources[part.guarded[i]].fingerprint = fingerprints[i];
+      }
     }
     return {};
   }

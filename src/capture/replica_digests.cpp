@@ -21,44 +21,56 @@ class Digesting {
   Result<ReplicaDigestsOfRank> run() {
     for (std::uint32_t i = 0; i < state_.tensors.size(); ++i) {
       const Tensor& tensor = state_.tensors[i];
-      if (tensor.shard && tensor.shard->replicas > 1) SW_TRY(add(i));
+      if (tensor.shard && tensor.shard->replicas > 1) find(i);
     }
+    for (const auto& [ordinal, tensors] : on_device_) SW_TRY(fingerprint(ordinal, tensors));
+    for (const auto& [index, first] : found_) add(index, fingerprints_.at(first));
     for (auto& [group, tensors] : result_) std::ranges::sort(tensors, {}, &std::pair<std::string, Digest128>::first);
     return std::move(result_);
   }
 
  private:
-  Status add(std::uint32_t index) {
-    const Tensor& tensor = state_.tensors[index];
-    const StridedMemory memory = memory_of(tensor);
-    if (memory.size_bytes() == 0) return {};
-    SW_ASSIGN(Device* const device, device_of(tensor));
+  void find(std::uint32_t index) {
+    StridedMemory memory = memory_of(state_.tensors[index]);
+    if (memory.size_bytes() == 0) return;
     const std::uint32_t first = ties_.insert(index);
-    std::uint64_t& fingerprint = fingerprints_[first];
-    if (first == index) {
-      SW_ASSIGN(fingerprint, device->fingerprint(memory, 0, true));
-    }
+    found_.emplace_back(index, first);
+    if (first == index) on_device_[state_.tensors[index].device].emplace_back(index, std::move(memory));
+  }
+
+  using Found = std::vector<std::pair<std::uint32_t, StridedMemory>>;
+  Status fingerprint(int ordinal, const Found& tensors) {
+    SW_ASSIGN(Device* const device, device_of(ordinal, state_.tensors[tensors.front().first]));
+    std::vector<const StridedMemory*> memories;
+    for (const auto& [index, memory] : tensors) memories.push_back(&memory);
+    SW_ASSIGN(const std::vector<std::uint64_t> fingerprints, device->whole_fingerprints(memories));
+    for (std::size_t i = 0; i < tensors.size(); ++i) fingerprints_[tensors[i].first] = fingerprints[i];
+    return {};
+  }
+
+  // A device on which the state is complete.
+  Result<Device*> device_of(int ordinal, const Tensor& tensor) {
+    if (ordinal == kHostDevice) return &devices_.host();
+    SW_ASSIGN(AsyncDevice* const device, open_device(tensor, devices_, state_.after));
+    SW_ASSIGN(const auto produced, device->record_event(streams_on(state_.after, ordinal)));
+    SW_TRY(produced->wait());
+    return device;
+  }
+
+  void add(std::uint32_t index, std::uint64_t fingerprint) {
+    const Tensor& tensor = state_.tensors[index];
     const BoxView box{tensor.shard->offset, tensor.shape};
     result_[tensor.shard->replica_group].emplace_back(
         entry_name(tensor.name, box, tensor.shard->global_shape),
         digest128(fmt::format("{} {} {:016x}", dtype_name(tensor.dtype), to_string(box), fingerprint)));
-    return {};
-  }
-
-  Result<Device*> device_of(const Tensor& tensor) {
-    if (tensor.device == kHostDevice) return &devices_.host();
-    if (const auto known = ready_.find(tensor.device); known != ready_.end()) return known->second;
-    SW_ASSIGN(AsyncDevice* const device, open_device(tensor, devices_, state_.after));
-    SW_ASSIGN(const auto produced, device->record_event(streams_on(state_.after, tensor.device)));
-    SW_TRY(produced->wait());
-    return ready_.emplace(tensor.device, device).first->second;
   }
 
   const State& state_;
   Devices& devices_;
   TiedTable ties_;
-  std::map<std::uint32_t, std::uint64_t> fingerprints_;  // of tensors that are not tied to an earlier one
-  std::map<int, Device*> ready_;                         // devices on which the state is complete
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> found_;  // replicas, each with the first it is tied to
+  std::map<int, Found> on_device_;                              // those that are not tied to an earlier one
+  std::map<std::uint32_t, std::uint64_t> fingerprints_;         // of these
   ReplicaDigestsOfRank result_;
 };
 

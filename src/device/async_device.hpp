@@ -32,6 +32,8 @@
 namespace slackwater {
 
 // A stream of the trainer: a CUstream as a number. 0 and 1 are the legacy default stream, 2 is the per-thread one.
+// Never keep one. The trainer may destroy its stream as soon as the call that named it has returned, and the driver may
+// crash on a stale handle. Whoever needs the point later keeps an Event, which outlives the stream.
 using StreamHandle = std::uintptr_t;
 
 // Whether work that is queued on a stream becomes part of a graph instead of being run.

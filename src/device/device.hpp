@@ -43,6 +43,9 @@ class Device {
   // larger than the samples. The same seed samples the same places.
   [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed,
                                                           bool whole) = 0;
+  // What fingerprint(tensor, 0, true) returns for each of them. A device fetches some while others are hashed.
+  [[nodiscard]] virtual Result<std::vector<std::uint64_t>> whole_fingerprints(
+      std::span<const StridedMemory* const> tensors);
   // A hint that fingerprint(tensor, seed, false) comes soon. Called two or three tensors ahead, it hides a third of the
   // cache misses.
   virtual void prefetch(const StridedMemory& /*tensor*/, std::uint64_t /*seed*/) {}

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/digest.hpp"
+#include "base/result.hpp"
 #include "device/device.hpp"
 #include "device/fingerprint.hpp"
 #include "device/streaming_copy.hpp"
@@ -85,6 +86,15 @@ class HostDevice final : public Device {
 };
 
 }  // namespace
+
+Result<std::vector<std::uint64_t>> Device::whole_fingerprints(std::span<const StridedMemory* const> tensors) {
+  std::vector<std::uint64_t> fingerprints;
+  fingerprints.reserve(tensors.size());
+  for (const StridedMemory* tensor : tensors) {
+    SW_ASSIGN(fingerprints.emplace_back(), fingerprint(*tensor, 0, true));
+  }
+  return fingerprints;
+}
 
 std::unique_ptr<Device> make_host_device() { return std::make_unique<HostDevice>(); }
 

@@ -90,7 +90,8 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   const auto snapshot = std::make_shared<Snapshot::Impl>(spec, shared_.engine_status);
   job->snapshot = snapshot;
   const bool needs_fence = job->captured.needs_fence;
-  const std::vector<StreamRef> after = needs_fence ? job->state.after : std::vector<StreamRef>();
+  // Taken away from the job: the trainer may destroy its streams once save() has returned. What comes later has events.
+  const std::vector<StreamRef> after = std::exchange(job->state.after, {});
   // Weak: the snapshot is shared with the user, and must not keep the captured tensors alive.
   snapshot->set_cancel([weak = std::weak_ptr(job)](const Error& error) {
     if (const auto self = weak.lock()) Pipeline::give_up(*self, error);

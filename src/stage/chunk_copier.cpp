@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -13,6 +14,15 @@ namespace slackwater {
 namespace {
 
 constexpr std::uint64_t kTailMultiple = 4096;  // direct writes are rounded up to this
+
+Error torn(const StageJob& job, std::uint32_t tensor) {
+  return {.kind = ErrorKind::kTorn,
+          .message = fmt::format("tensor '{}' was written to between save() and the fence; call fence() before "
+                                 "changing it, or have it captured at once inside save()",
+                                 job.names[tensor]),
+          .path = {},
+          .tensor = job.names[tensor]};
+}
 
 }  // namespace
 
@@ -26,13 +36,25 @@ Status check_stood_still(const StageJob& job, std::uint32_t tensor) {
     SW_ASSIGN(unchanged, job.device_copies[source.device_index].copies->unchanged(source.guard));
   }
   if (unchanged) return {};
-  return fail(Error{.kind = ErrorKind::kTorn,
-                    .message = fmt::format(
-                        "tensor '{}' was written to between save() and the fence; call fence() before changing it, or "
-                        "have it captured at once inside save()",
-                        job.names[tensor]),
-                    .path = {},
-                    .tensor = job.names[tensor]});
+  return fail(torn(job, tensor));
+}
+
+Status check_all_stood_still(const StageJob& job, std::span<const std::uint32_t> tensors) {
+  if (!job.whole_fingerprint) {
+    for (const std::uint32_t tensor : tensors) SW_TRY(check_stood_still(job, tensor));
+    return {};
+  }
+  std::map<Device*, std::vector<std::uint32_t>> by_device;
+  for (const std::uint32_t tensor : tensors) by_device[job.sources[tensor].device].push_back(tensor);
+  for (const auto& [device, own] : by_device) {
+    std::vector<const StridedMemory*> memories;
+    for (const std::uint32_t tensor : own) memories.push_back(&job.sources[tensor].memory);
+    SW_ASSIGN(const std::vector<std::uint64_t> now, device->whole_fingerprints(memories));
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (now[i] != job.sources[own[i]].fingerprint) return fail(torn(job, own[i]));
+    }
+  }
+  return {};
 }
 
 void copy_late(std::span<const CopyPiece> pieces) {

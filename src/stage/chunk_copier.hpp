@@ -36,6 +36,8 @@ void copy_late(std::span<const CopyPiece> pieces);
 // Checks that a guarded tensor has not changed since save(). If it has: kTorn, with the tensor's name as the path.
 // For tensors on a device, call it only after the chunk's events have happened.
 [[nodiscard]] Status check_stood_still(const StageJob& job, std::uint32_t tensor);
+// The same for several tensors on devices. The first error counts. Fingerprints of every byte are fetched together.
+[[nodiscard]] Status check_all_stood_still(const StageJob& job, std::span<const std::uint32_t> tensors);
 
 // For a job that ended with kTorn, while its sources still exist: `first`, the tensor it ended with, and every other
 // tensor in host memory that has changed since save(). Code that writes to one tensor too early usually writes to its

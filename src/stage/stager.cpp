@@ -312,10 +312,7 @@ class Stager::Impl {
     if (!status) hold_back(staging, std::move(slab));
     // The second samples have arrived with the slab. If they show that a tensor changed, the snapshot fails, and the
     // slab goes back unwritten.
-    for (const std::uint32_t tensor : to_check) {
-      if (!status) break;
-      status = check_stood_still(*staging->job, tensor);
-    }
+    if (status) status = check_all_stood_still(*staging->job, to_check);
     if (status) staging->job->on_slab(std::move(slab));
     std::unique_lock lock(mutex_);
     --staging->waiting_copies;

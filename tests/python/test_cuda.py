@@ -582,6 +582,18 @@ def test_amd_gpus_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
             call()  # type: ignore[no-untyped-call]
 
 
+def test_arrays_on_amd_gpus_are_refused_by_name(make: Make) -> None:
+    class OnRocm:
+        def __dlpack__(self, **options: Any) -> Any:
+            raise AssertionError("nobody asked what it is on")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 10, 0
+
+    with pytest.raises(sw.UnsupportedError, match="'w' is an OnRocm on an AMD GPU, and AMD GPUs are not supported yet"):
+        make().save(1, {"w": OnRocm()})
+
+
 def test_missing_driver_is_an_error_only_for_a_state_on_a_device(cuda: Make, sim: Sim) -> None:
     ckpt = cuda(cuda_driver="libnowhere.so")
     ckpt.save(1, {"w": np.ones(2000)})

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
+from slackwater.integrations import torch_state
 from support import Line
 from torch import nn
 
@@ -114,6 +115,22 @@ def test_storage_that_is_resized_before_the_fence_fails_the_snapshot_by_name(lin
     assert "the memory of tensor 'model." in str(error)
     assert "and of 1 more was freed or moved" in str(error)
     assert "call fence(host=True) before freeing, resizing or offloading them" in str(error)
+
+
+def test_storage_of_another_size_at_the_same_address_fails_the_snapshot_by_name(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a caching allocator gives the block back that was freed."""
+    tensor = big()
+    address = tensor.data_ptr()
+
+    def free_and_come_back() -> None:
+        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(32 * MIB)
+        monkeypatch.setattr(torch_state, "held_addresses", lambda tensors: [address] * len(tensors))
+
+    error = free_when_read(line, {"model": {"w": tensor}}, free_and_come_back)
+    assert "the memory of tensor 'model.w' was freed or moved between save() and the fence" in str(error)
 
 
 def test_parameter_that_is_given_other_memory_is_saved_as_it_was(line: Line) -> None:

@@ -2,7 +2,8 @@
 
 Start with ``torch_adapter()``: it gives ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
 ``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders,
-``streams`` CUDA streams, and ``fence_hooks`` calls the fence before optimizers update.
+``streams`` CUDA streams, ``fence_hooks`` calls the fence before optimizers update, and ``param_gathers`` knows
+frameworks that fill parameters during the next forward pass.
 """
 
 from __future__ import annotations

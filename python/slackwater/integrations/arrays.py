@@ -13,6 +13,7 @@ from ..state.names import an
 
 _HOST_DLPACK_DEVICES = (1, 3)  # kDLCPU, kDLCUDAHost
 _CUDA_DLPACK_DEVICES = (2, 13)  # kDLCUDA, kDLCUDAManaged
+_ROCM_DLPACK_DEVICE = 10  # kDLROCM
 _LEGACY_DEFAULT_STREAM = 1  # DLPack's number for it
 _DLPACK_VERSION = (1, 0)  # the first that says what is read-only
 
@@ -61,6 +62,11 @@ def to_array(value: Any, name: str) -> Any:
     if is_array(value):
         return value
     device = int(value.__dlpack_device__()[0])
+    if device == _ROCM_DLPACK_DEVICE:
+        raise UnsupportedError(
+            f"'{name}' is {an(type(value).__name__)} on an AMD GPU, and AMD GPUs are not supported yet; "
+            "copy it to the host first: states in host memory work"
+        )
     if device not in _HOST_DLPACK_DEVICES:
         raise UnsupportedError(
             f"'{name}' is {an(type(value).__name__)} on DLPack device {device}; "

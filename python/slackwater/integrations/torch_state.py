@@ -211,6 +211,11 @@ def held_addresses(tensors: Sequence[Tensor]) -> list[int]:
     return [t.data_ptr() for t in tensors]
 
 
+def storage_sizes(tensors: Sequence[Tensor]) -> list[int]:
+    """Bytes of the storage of each, of tensors that ``capture`` gave."""
+    return [t.untyped_storage().nbytes() for t in tensors]
+
+
 def versions(tensors: Sequence[Tensor]) -> list[int]:
     """``_version`` of each; -1 where autograd keeps none (inference tensors)."""
     try:

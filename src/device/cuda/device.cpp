@@ -11,18 +11,15 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "device/cuda/device_copies.hpp"
+#include "device/cuda/whole_fingerprints.hpp"
 #include "device/fingerprint.hpp"
 
 namespace slackwater::cuda {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = 4u << 20;  // of a tensor that is hashed whole
-constexpr std::size_t kPieces = 2;                // one is copied while the other is hashed
-constexpr std::uint64_t kScratchBytes = kPieces * kPieceBytes;
 constexpr std::uint64_t kEarlyCopyAlignmentBytes = 64;
 constexpr std::size_t kFirstEvents = 16;
 constexpr std::uint64_t kFirstEarlyBytes = 1u << 20;
-static_assert(kPieceBytes % kWholeChunkBytes == 0);
 
 // Waits until nothing is written into `memory` any more, before it goes back to its pool. The trainer may have
 // destroyed its stream by now, so only the event may be used. If that cannot be waited for, the memory is never used
@@ -39,7 +36,7 @@ class CudaEarlyCopies final : public EarlyCopies {
     if (event_ != nullptr) wait_or_retire(*event_, memory_);
   }
 
-  // Inside a Scope. After an error nothing is written any more.
+  // Inside a Scope. After an error nothing is written any more, or the memory is not used again.
   Status queue(Copier& copier, std::span<const StridedMemory> tensors, CUstream stream) {
     std::vector<CopyPiece> pieces;
     pieces.reserve(tensors.size());
@@ -61,7 +58,8 @@ class CudaEarlyCopies final : public EarlyCopies {
         queued = fail(std::move(event).error());
       }
     }
-    (void)wait_for_stream(events_, stream);  // save() runs, so the stream is alive
+    // The call that named the stream has not returned, so the stream is alive. No later call may use it.
+    if (!wait_for_stream(events_, stream)) memory_.retire();
     return queued;
   }
 
@@ -84,10 +82,10 @@ class CudaSamples final : public PendingSamples {
     if (on_host_ != nullptr) wait_or_retire(*on_host_, memory_);
   }
 
-  // Inside a Scope. After an error nothing is written any more.
+  // Inside a Scope. After an error nothing is written any more, or the memory is not used again.
   Status queue(Copier& copier, std::span<const ReplicaPlaces> all, CUstream stream) {
     Status queued = queue_copies(copier, all, stream);
-    if (!queued) (void)wait_for_stream(events_, stream);  // save() runs, so the stream is alive
+    if (!queued && !wait_for_stream(events_, stream)) memory_.retire();  // alive: its call has not returned
     return queued;
   }
 
@@ -178,11 +176,15 @@ Status CudaDevice::copy_from_host(std::span<const CopyPiece> pieces) {
 
 Result<std::uint64_t> CudaDevice::fingerprint(const StridedMemory& tensor, std::uint64_t seed, bool whole) {
   const std::uint64_t size = tensor.size_bytes();
+  if (whole || size <= kSamples * kSampleBytes) {
+    const StridedMemory* const only = &tensor;
+    SW_ASSIGN(const std::vector<std::uint64_t> fingerprints, whole_fingerprints({&only, 1}));
+    return fingerprints.front();
+  }
   const Scope scope(*context_);
   SW_TRY(scope.status());
-  if (whole || size <= kSamples * kSampleBytes) return whole_fingerprint(tensor, size);
   const std::size_t place_bytes = tensor.contiguous() ? kSampleBytes : kMaxSampledItemBytes;
-  SW_ASSIGN(const PooledMemory scratch, scratch_.take(kScratchBytes));
+  SW_ASSIGN(const PooledMemory scratch, scratch_.take(WholeFingerprints::kMemoryBytes));
   const std::span samples(scratch.data(), kSamples * place_bytes);
   std::ranges::fill(samples, std::byte{0});
   std::array<Block, kSamples> blocks;
@@ -198,43 +200,12 @@ Result<std::uint64_t> CudaDevice::fingerprint(const StridedMemory& tensor, std::
   return digest64(samples);
 }
 
-// While one piece is hashed, the next is copied into the other half of the scratch memory.
-Result<std::uint64_t> CudaDevice::whole_fingerprint(const StridedMemory& tensor, std::uint64_t size_bytes) {
-  SW_ASSIGN(const PooledMemory scratch, scratch_.take(kScratchBytes));
-  struct Piece {
-    std::span<std::byte> bytes;
-    std::shared_ptr<StreamEvent> copied;
-  };
-  std::array<Piece, kPieces> pieces;
-  const auto queue = [&](std::uint64_t number) -> Status {
-    const std::uint64_t begin = number * kPieceBytes;
-    if (begin >= size_bytes) return {};
-    Piece& piece = pieces[number % kPieces];
-    piece.bytes = {scratch.data() + (number % kPieces) * kPieceBytes, std::min(kPieceBytes, size_bytes - begin)};
-    const CopyPiece copy{&tensor, begin, piece.bytes.size(), piece.bytes.data()};
-    SW_TRY(copier_.queue({&copy, 1}, CopyDirection::kToHost, to_host_.get()));
-    SW_ASSIGN(piece.copied, StreamEvent::record(events_, std::array{to_host_.get()}));
-    return {};
-  };
-  std::uint64_t fingerprint = 0;
-  const auto hash_all = [&]() -> Status {
-    for (std::uint64_t number = 0; number + 1 < kPieces; ++number) SW_TRY(queue(number));
-    for (std::uint64_t number = 0; number * kPieceBytes < size_bytes; ++number) {
-      SW_TRY(queue(number + kPieces - 1));  // into the piece that was hashed last
-      const Piece& piece = pieces[number % kPieces];
-      SW_TRY(piece.copied->wait());
-      for (std::uint64_t chunk = 0; chunk < piece.bytes.size(); chunk += kWholeChunkBytes) {
-        const std::uint64_t size = std::min<std::uint64_t>(kWholeChunkBytes, piece.bytes.size() - chunk);
-        fingerprint = fold_chunk(fingerprint, piece.bytes.subspan(chunk, size));
-      }
-    }
-    return {};
-  };
-  if (Status hashed = hash_all(); !hashed) {
-    (void)wait_for_stream(events_, to_host_.get());  // the next user of the scratch memory must not find a copy in it
-    return fail(std::move(hashed).error());
-  }
-  return fingerprint;
+Result<std::vector<std::uint64_t>> CudaDevice::whole_fingerprints(std::span<const StridedMemory* const> tensors) {
+  if (tensors.empty()) return std::vector<std::uint64_t>();
+  const Scope scope(*context_);
+  SW_TRY(scope.status());
+  SW_ASSIGN(PooledMemory memory, scratch_.take(WholeFingerprints::kMemoryBytes));
+  return WholeFingerprints(events_, copier_, to_host_.get(), std::move(memory)).of(tensors);
 }
 
 Result<CaptureStatus> CudaDevice::capture_status(StreamHandle stream) {

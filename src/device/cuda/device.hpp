@@ -25,6 +25,7 @@ class CudaDevice final : public AsyncDevice {
   Status copy_to_host(std::span<const CopyPiece> pieces) override;
   Status copy_from_host(std::span<const CopyPiece> pieces) override;
   Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed, bool whole) override;
+  Result<std::vector<std::uint64_t>> whole_fingerprints(std::span<const StridedMemory* const> tensors) override;
 
   std::string_view name() const override { return context_->name(); }
   int ordinal() const override { return context_->ordinal(); }
@@ -44,7 +45,6 @@ class CudaDevice final : public AsyncDevice {
   [[nodiscard]] Status prepare();
   // Inside a Scope. On return none of the copies is running, even after an error.
   [[nodiscard]] Status copy_and_wait(std::span<const CopyPiece> pieces, CopyDirection direction, const Stream& stream);
-  [[nodiscard]] Result<std::uint64_t> whole_fingerprint(const StridedMemory& tensor, std::uint64_t size_bytes);
 
   // Constant after open(). The order matters: the streams are destroyed first, the context last.
   const std::unique_ptr<Context> context_;

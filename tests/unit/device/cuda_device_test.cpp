@@ -210,6 +210,21 @@ TEST_F(CudaDeviceTest, AStreamThatTheTrainerDestroyedIsNotUsedEvenIfAWaitFails) 
   EXPECT_NE((*next)->addresses().front(), given_up);
 }
 
+TEST_F(CudaDeviceTest, MemoryOfEarlyCopiesThatFailedInDoubtIsNotUsedAgain) {
+  const auto tensor = DeviceTensor::flat(1'000);
+  const auto address = [&] {
+    const auto early = device_->copy_early({&tensor.memory, 1}, stream_handle());
+    return early.value()->addresses().front();
+  };
+  const std::byte* const first = address();
+  ASSERT_EQ(address(), first);
+  // The copies are queued, but no event tells when they are over, and waiting for the stream fails, too.
+  swsim_fail_call("cuEventRecord", 1, static_cast<int>(CUresult::kUnknown), 0);
+  swsim_fail_call("cuEventSynchronize", 1, static_cast<int>(CUresult::kUnknown), 0);
+  EXPECT_FALSE(device_->copy_early({&tensor.memory, 1}, stream_handle()).has_value());
+  EXPECT_NE(address(), first);
+}
+
 TEST_F(CudaDeviceTest, AnEventComesAfterAllOfItsStreams) {
   CUstream other = nullptr;
   must(cuStreamCreateWithPriority(&other, kStreamNonBlocking, 0));

@@ -77,6 +77,18 @@ class ReplicasOnCuda : public EngineOnCuda {
   std::optional<Devices> devices_{std::in_place, SW_SIM_CUDA_LIBRARY};
 };
 
+TEST_F(ReplicasOnCuda, DigestsOfManyReplicasDoNotCostAWaitEach) {
+  for (int i = 0; i < 200; ++i) add("t" + std::to_string(i), 4'000 + i);
+  add("large", 5 * kMiB + 3);
+  const State on_device = shared_state();
+  const std::map<std::string, Bytes> twins = expected();
+  const std::uint64_t waits = counters().host_waits;
+  const auto found = digest_replicas(on_device, *devices_);
+  ASSERT_TRUE(found) << found.error().to_string();
+  EXPECT_LE(counters().host_waits - waits, 8u);  // for the streams, and for each buffer
+  EXPECT_EQ(*found, *digest_replicas(on_host(on_device, twins), *devices_));
+}
+
 TEST_F(ReplicasOnCuda, SamplesOnADeviceAreThoseOfTheBytesInHostMemory) {
   add("small", 1000);
   add("large", 3 * kMiB + 17);

@@ -218,6 +218,18 @@ TEST_F(EngineOnCuda, ParanoidSeesAnyByteThatChanges) {
   EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
 }
 
+TEST_F(EngineOnCuda, ParanoidDoesNotWaitForEachTensor) {
+  for (int i = 0; i < 200; ++i) add("t" + std::to_string(i), 3'000 + i);  // one slab
+  Options paranoid = options();
+  paranoid.paranoid = true;
+  Engine engine = open(paranoid);
+  const std::uint64_t waits = counters().host_waits;
+  const Status status = save(engine, 1).wait(Level::kCommitted);
+  ASSERT_TRUE(status) << status.error().to_string();
+  EXPECT_LE(counters().host_waits - waits, 20u) << "at save(), and again when the copies are done";
+  EXPECT_EQ(saved(1), expected());
+}
+
 TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
   add("w", 5 * kMiB + 3);  // more than the pool
   add("b", 777);
