@@ -47,11 +47,11 @@ int launch(const char* symbol, void* handle, std::uint64_t duration_ns, bool bot
     if (stream == nullptr || stream->device != call.device) return CUresult::kInvalidHandle;
     Kernel kernel = make_kernel(sim);
     std::vector<Task> tasks;
-    tasks.push_back({.engine = EngineKind::kCompute,
-                     .work = std::make_shared<KernelWork>(std::move(kernel.body), both_phases,
-                                                          stream->device->memory_mutex),
-                     .held = std::move(kernel.held),
-                     .duration = Duration(duration_ns)});
+    tasks.push_back(
+        {.engine = EngineKind::kCompute,
+         .work = std::make_shared<KernelWork>(std::move(kernel.body), both_phases, stream->device->memory_mutex),
+         .held = std::move(kernel.held),
+         .duration = Duration(duration_ns)});
     return sim.enqueue(call, stream, std::move(tasks));
   });
   return static_cast<int>(result);

@@ -41,7 +41,7 @@ class CopyEngine {
   std::condition_variable changed_;
   std::condition_variable begun_;
   std::vector<OpPtr> ready_;
-  TimePoint free_at_;  // simulated end of the last copy
+  TimePoint free_at_;              // simulated end of the last copy
   std::uint64_t last_stream_ = 0;  // of the last copy
   swsim_engine_stats stats_{};
 };

@@ -20,9 +20,9 @@ class Settings {
   // The error is one sentence: what is wrong, and what would be right.
   [[nodiscard]] static std::expected<Settings, std::string> parse(std::string_view text);
 
-  [[nodiscard]] int device_count() const { return device_count_; }  // 0: not said
+  [[nodiscard]] int device_count() const { return device_count_; }      // 0: not said
   [[nodiscard]] int highest_device() const { return highest_device_; }  // that a key names; -1: none does
-  void apply_to(Simulator& sim) const;                              // what belongs to no device
+  void apply_to(Simulator& sim) const;                                  // what belongs to no device
   void apply_to(Device& device) const;
 
  private:

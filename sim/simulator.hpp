@@ -145,7 +145,7 @@ class Simulator {
   };
   std::vector<CallFault> call_faults;
   bool crash_on_bad_handles = false;
-  unsigned broken = 0;  // what does not work: SWSIM_IGNORE_WAITS and others
+  unsigned broken = 0;      // what does not work: SWSIM_IGNORE_WAITS and others
   std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:

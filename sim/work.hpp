@@ -44,10 +44,10 @@ struct Op {
   EngineKind engine = EngineKind::kNone;  // kNone: a marker, done as soon as its predecessors are
   std::shared_ptr<Work> work;
   std::vector<std::shared_ptr<const void>> held;  // memory that must stay until the op is done
-  Duration duration{0};          // for a kernel
-  std::uint64_t copy_bytes = 0;  // for a copy, whose duration follows from the engine's speed
+  Duration duration{0};                           // for a kernel
+  std::uint64_t copy_bytes = 0;                   // for a copy, whose duration follows from the engine's speed
   bool pageable = false;
-  int priority = 0;  // as in CUDA: the smaller number goes first
+  int priority = 0;          // as in CUDA: the smaller number goes first
   std::uint64_t stream = 0;  // id of its stream
   std::shared_ptr<Backlog> backlog;
   std::uint64_t sequence = 0;

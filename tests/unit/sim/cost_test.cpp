@@ -45,7 +45,9 @@ TEST_F(SimCost, EachKindHasItsOwnCost) {
   ASSERT_EQ(swsim_set_cost(SWSIM_COST_STREAM, 300, 0), 0);
   ASSERT_EQ(swsim_set_cost(SWSIM_COST_EVENT, 4000, 0), 0);
   EXPECT_EQ(swsim_set_cost(SWSIM_COSTS, 1, 1), code_of(CUresult::kInvalidValue));
-  { Pinned host(kMiB); }
+  {
+    Pinned host(kMiB);
+  }
   EXPECT_EQ(lock().held_ns, 1u);
   allocate(kMiB / 2);
   EXPECT_EQ(lock().held_ns, 521u);
@@ -61,8 +63,7 @@ TEST_F(SimCost, OtherCallsWaitForTheLock) {
   CUstream idle = stream();
   ASSERT_EQ(swsim_set_cost(SWSIM_COST_REGISTER, kHour, 0), 0);
   {
-    const std::jthread registers =
-        elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
+    const std::jthread registers = elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
     until([] { return swsim_calls("cuMemHostRegister_v2") == 1; });
     const std::jthread waits = std::jthread([&] {
       int version = 0;
@@ -84,8 +85,7 @@ TEST_F(SimCost, OtherCallsGoOnWithoutTheLock) {
   swsim_set_driver_lock(0);
   ASSERT_EQ(swsim_set_cost(SWSIM_COST_REGISTER, kHour, 0), 0);
   {
-    const std::jthread registers =
-        elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
+    const std::jthread registers = elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
     until([] { return swsim_calls("cuMemHostRegister_v2") == 1; });
     EXPECT_EQ(cuStreamSynchronize(stream()), kOk);
     EXPECT_EQ(counts().registrations, 0u);
@@ -104,8 +104,7 @@ TEST_F(SimCost, DevicesGoOnWhileTheLockIsHeld) {
   EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data(), tensor, 4096, copies), kOk);
   ASSERT_EQ(swsim_set_cost(SWSIM_COST_REGISTER, kHour, 0), 0);
   {
-    const std::jthread registers =
-        elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
+    const std::jthread registers = elsewhere([&] { EXPECT_EQ(cuMemHostRegister_v2(memory.data(), 4096, 0), kOk); });
     until([] { return swsim_calls("cuMemHostRegister_v2") == 1; });
     ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_OFF), 0);
     until([] { return engine(0, SWSIM_D2H).copies == 1; });

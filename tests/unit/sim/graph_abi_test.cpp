@@ -1,10 +1,10 @@
 // Compares sim/graph_abi.hpp with the real <cuda.h> at compile time, if that header is installed.
+#include "sim/graph_abi.hpp"
+
 #include <cstddef>
 #include <type_traits>
 
 #include <gtest/gtest.h>
-
-#include "sim/graph_abi.hpp"
 
 // Function types under their exported names, written down before cuda.h can redefine any of them.
 namespace slackwater::cuda::declared {
