@@ -1,4 +1,4 @@
-"""Reading checkpoints without a model: ``open`` (lazily, tensor by tensor) and ``load`` (the state at once)."""
+"""Reads checkpoints without a model: ``open`` (lazily, tensor by tensor) and ``load`` (the whole state)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .state.memory import HOST, Memory
 
 logger = logging.getLogger("slackwater")
 
-_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is a tensor, too
+_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is stored as a tensor
 
 
 class TensorInfo(NamedTuple):

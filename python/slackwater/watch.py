@@ -1,8 +1,8 @@
-"""What looks wrong from save to save, and is said once: progress that never changes, saves amid gradient accumulation.
+"""SaveWatch: warns once about a counter that never changes, and about saves in the middle of gradient accumulation.
 
-A warning that is wrong teaches people to overlook the next one. So only names that mean progress are looked at, and
-never "epoch", which may stay the same for a whole run; and saves without an optimizer step in between count only if
-gradients are there, and if there are more of them than a GradScaler skips in a row.
+Wrong warnings teach people to ignore warnings. So the watch is careful. It checks only counters whose name means
+progress, and never "epoch", which may stay the same for a whole run. It warns about saves without an optimizer step in
+between only if there are gradients, and only after more such saves than a GradScaler skips in a row.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 logger = logging.getLogger("slackwater")
 
-_SAVES = 50  # of the same value
-_AMID = 16  # saves with gradients and without a step
+_SAVES = 50  # with the same value before the warning
+_AMID = 16  # saves with gradients and without an optimizer step before the warning
 
 _PROGRESS = (
     "step",
@@ -34,13 +34,13 @@ _PROGRESS = (
 
 
 class SaveWatch:
-    """Of one checkpointer; of its saving thread."""
+    """Belongs to one checkpointer, and to the thread that saves."""
 
     def __init__(self) -> None:
         self._saves = 0
-        self._first: dict[str, int] | None = {}  # values at the first save that have not changed; None: no more looking
+        self._first: dict[str, int] | None = {}  # counters unchanged since the first save; None: done
         self._steps_seen = 0  # optimizer steps at the last save
-        self._amid: int | None = 0  # saves amid accumulation; None: said
+        self._amid: int | None = 0  # saves during accumulation; None: already warned
 
     def look(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
         self._saves += 1

@@ -1,8 +1,9 @@
 // Cleaner: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer waits for
-// a delete. version/retention.hpp says what may go. Requests that come while it is busy become one further run.
+// a delete. version/retention.hpp says what may be deleted, and version/version_cleaner.hpp deletes it. If requests
+// come while it is busy, one more run serves them all.
 // Only rank 0 deletes. On other ranks there is no such thread, and every call returns at once.
 // Owned by EngineShared. Thread rule: thread-safe; start() and stop() belong to the engine.
-// Lifetime: stopped before the version store is closed, and after the threads that ask it for room.
+// Lifetime: stopped before the version store is closed, and after the threads that ask it to free space.
 #pragma once
 
 #include <chrono>
@@ -47,8 +48,8 @@ class Cleaner {
     while (!result && result.error().kind == ErrorKind::kNoSpace && make_room()) result = call();
     return result;
   }
-  // The same for a call that has the store to itself. It releases the lock while room is made, because delete() stops
-  // the cleaner and then waits for this lock.
+  // The same for a call that has the store to itself. It releases the store's lock while space is freed, because
+  // Planner::ensure_attempt() holds the cleaner and then takes that lock.
   template <class Call>
   [[nodiscard]] auto alone_with_room(const Call& call) {
     return with_room([&] { return store_.alone(call); });

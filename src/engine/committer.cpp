@@ -73,7 +73,7 @@ void Committer::finish(SaveJob& job, const std::stop_token& stop) {
       status = fail(job.voted ? ErrorKind::kInDoubt : ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
-    // A pin may have been requested meanwhile. Write it before anybody learns that the step is committed.
+    // A pin may have been requested in the meantime. Write it before anybody learns that the step is committed.
     try {
       settle_pin(job, status.has_value());
     } catch (const std::exception& trouble) {

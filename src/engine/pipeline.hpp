@@ -1,5 +1,6 @@
 // Pipeline: pool, copy threads and file writer. The only place that joins stage and store.
-// Owned by the engine, made at its first save. Thread rule: launch() from sw-plan, the rest from any thread.
+// Made by PipelineMaker, owned by EngineShared (PipelineSlot). Thread rule: launch() from sw-plan, the rest from any
+// thread.
 // Lifetime: FileSystem and Devices outlive it. The destructor ends what is under way and waits for writes in flight.
 #pragma once
 

@@ -184,7 +184,7 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
   placing.began = true;
   for (const Target& target : *targets) placing.placed.insert(target.name);
   if (!read || !options.read_rest) return read;
-  // What the caller reads itself belongs to the version, too: damage there is damage of the version.
+  // What the caller reads itself also belongs to the version: damage there is damage of the version.
   auto rest = options.read_rest(checkpoint, placing.on_progress);
   if (!rest && rest.error().kind != ErrorKind::kCorrupt) return refuse(std::move(rest).error());
   return rest;

@@ -95,7 +95,7 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   snapshot->set_cancel([weak = std::weak_ptr(job)](const Error& error) {
     if (const auto self = weak.lock()) Pipeline::give_up(*self, error);
   });
-  // The capture may have taken long, and close() may have run meanwhile. The step is accepted here: from now on close()
+  // The capture may have taken long, and close() may have run since. The step is accepted here: from now on close()
   // waits for it or names it.
   Status started;
   const bool open = jobs_.accept(std::move(job), [&] {

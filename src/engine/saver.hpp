@@ -1,7 +1,7 @@
 // Saver: save() on the trainer's thread. It decides whether a step is saved, captures what cannot be captured later,
 // and hands a save job to sw-plan. It makes no file-system call. It waits for earlier jobs only if too many are in
 // flight.
-// Owned by Engine::Impl. Thread rule: one thread, the trainer's. close() may run beside it.
+// Owned by Engine::Impl. Thread rule: one thread, the trainer's. close() may run during save().
 #pragma once
 
 #include <cstdint>

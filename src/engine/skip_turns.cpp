@@ -90,7 +90,7 @@ void SkipTurns::use_turn(std::uint32_t attempt, std::uint64_t from) {
   }
   if (!missed) return;
   // The others save this step and wait for this rank's vote. So it is added as a failed job, before any later step, and
-  // sw-commit tells them at once. That works while close() runs, too.
+  // sw-commit tells them at once. That also works while close() runs.
   shared_.jobs.add(failed_job(
       {.step = *missed, .save_began = EngineStatus::Instant::now(), .stall_timeout = options_.stall_timeout},
       {ErrorKind::kTimeout,

@@ -1,6 +1,7 @@
-// MergedIndex: one index made from the parts of several ranks. A group leader merges the parts of its group, the leader
-// those of all. Most steps have the same parts as the step before; then nothing is merged or sent again.
-// IndexCache is owned by the Engine. Thread rule: one thread (sw-commit).
+// MergedIndex: one index, made from the index parts of several ranks. A group leader merges the parts of its group.
+// Rank 0 merges the parts of all ranks. Most steps have the same parts as the step before. Then nothing is merged or
+// sent again.
+// RankCommitter owns the IndexCache. Thread rule: one thread (sw-commit).
 #pragma once
 
 #include <cstdint>

@@ -128,7 +128,7 @@ Result<Rendezvous::Members> Rendezvous::try_to_join() {
     if (refused_.contains(session)) continue;
     auto members = try_session(session);
     if (members && !members->empty()) return members;
-    // kAborted: the session has gone meanwhile, or another one has replaced it.
+    // kAborted: the session is gone by now, or another one has replaced it.
     if (!members && members.error().kind != ErrorKind::kAborted) return members;
   }
   return Members();

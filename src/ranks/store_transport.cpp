@@ -109,7 +109,8 @@ Result<StoreTransport::Values> StoreTransport::find(const std::string& session, 
     // membership.
     const bool ours = session == this->session();
     const std::string mark = ours ? channel_of(session, membership_topic().channel) : prefix_ + session;
-    // One listing that lacks it may be wrong, while other ranks create names beside it. To give up a run, ask again.
+    // While other ranks create names in the same directory, one listing may wrongly lack it. Ask again before giving
+    // up.
     alive = directory_->has(mark) || (ours && directory_->is_still_there(mark));
   } else {
     alive = values.back() == session;

@@ -37,7 +37,7 @@ struct Checkpoint::Impl {
 
 namespace {
 
-// Registers a reader's own memory with CUDA for its lifetime, so that devices can fetch from it by themselves.
+// Registers a reader's own memory with CUDA for its lifetime, so that devices can read from it directly.
 class PinnedWhile {
  public:
   PinnedWhile(Devices* devices, Pool* pool, const Log& log) {

@@ -1,9 +1,10 @@
 // VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision.
 // Deletion is delegated to VersionCleaner. The durability order beyond a single file is in version_store.cpp, with the
-// reason beside each step; os/durable.hpp has the order for the files themselves.
-// Owned by the Engine. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
-// Thread rule: one thread at a time (sw-commit; before the first save and in restore(), the trainer's thread). Except:
-// make_version(), scan(), clean_up(), remove() and pin() may run beside anything but claim().
+// reason for each step; os/durable.hpp has the order for the files themselves.
+// Owned by VersionStoreAccess. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
+// Thread rule: one thread at a time. sw-plan calls claim() and accept(), sw-commit calls the rest, and the trainer's
+// thread lists versions for a restore. Except: make_version(), scan(), clean_up(), remove() and pin() may run at the
+// same time as the calls of sw-commit.
 #pragma once
 
 #include <cstdint>

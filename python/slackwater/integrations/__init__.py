@@ -1,8 +1,8 @@
-"""All that knows other libraries. Nothing here imports one that the program has not imported itself.
+"""All code that knows other libraries. Nothing here imports a library that the program has not imported itself.
 
-Start with ``torch_adapter()``: it gives ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
-``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders,
-``streams`` CUDA streams, and ``fence_hooks`` calls the fence before optimizers update.
+Start with ``torch_adapter()``. It returns ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
+``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders, and
+``streams`` CUDA streams. ``fence_hooks`` calls the fence before optimizers update.
 """
 
 from __future__ import annotations
