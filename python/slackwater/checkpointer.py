@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 from . import _core, lifecycle
-from . import metadata as words
 from .errors import BusyError, UsageError
 from .integrations.loaders import RandomStates
 from .last_step import SkippedStep, StateFingerprint
+from .metadata import Best, Value, best_option, encode_metadata
 from .ranks.transport import Transport, find_ranks
 from .restore.optimizers import Hyperparameters
 from .restore.rank_local import RankLocal
@@ -46,7 +46,7 @@ class Checkpointer:
         pool: int | str = "auto",
         keep: int = 2,
         keep_every: int | None = None,
-        keep_best: words.Best | tuple[str, int] | tuple[str, int, str] | None = None,
+        keep_best: Best | tuple[str, int] | tuple[str, int, str] | None = None,
         every: int = 1,
         save_last: bool = False,
         in_flight: int = 2,
@@ -82,7 +82,7 @@ class Checkpointer:
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
         self._skipped: SkippedStep | int | None = None  # the newest step that `every` skipped
-        best = words.best_option(keep_best)
+        best = best_option(keep_best)
         self._best = None if best is None else best[0]
         self._metric_seen = False
         self._saved = False
@@ -143,7 +143,7 @@ class Checkpointer:
         step: int,
         state: Mapping[Any, Any],
         *,
-        metadata: Mapping[str, words.Value] | None = None,
+        metadata: Mapping[str, Value] | None = None,
         after: Iterable[Any] | None = None,
         force: bool = False,
         pin: bool = False,
@@ -161,7 +161,7 @@ class Checkpointer:
         if isinstance(step, Mapping):
             raise UsageError(f"step is {an(type(step).__name__)}; the order is save(step, state)")
         step = _whole("step", step, least=0)
-        texts, metrics = words.encode(metadata, self._best)
+        texts, metrics = encode_metadata(metadata, self._best)
         if step % self._every != 0 and not (force or pin):
             self._skip(step, state, texts, metrics)
             return None

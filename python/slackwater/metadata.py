@@ -45,7 +45,9 @@ def best_option(given: Any) -> tuple[Best, str] | None:
     return best, f"{best.mode}:{best.count}:{best.metric}"
 
 
-def encode(metadata: Mapping[str, Value] | None, best: Best | None = None) -> tuple[dict[str, str], dict[str, float]]:
+def encode_metadata(
+    metadata: Mapping[str, Value] | None, best: Best | None = None
+) -> tuple[dict[str, str], dict[str, float]]:
     """All metadata as strings, and the numbers among them."""
     texts: dict[str, str] = {}
     metrics: dict[str, float] = {}
@@ -65,7 +67,7 @@ def encode(metadata: Mapping[str, Value] | None, best: Best | None = None) -> tu
     return texts, metrics
 
 
-def decode(texts: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Value]:
+def decode_metadata(texts: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Value]:
     """The metadata as they were passed to save()."""
     return {name: _value(text) if name in metrics else text for name, text in texts.items()}
 

@@ -48,7 +48,7 @@ class Reader(Mapping[str, Any]):
         self._allow_pickle = allow_pickle
         self._lock = threading.Lock()
         self._loaded = (0, 0)  # tensors and bytes that tree() has read
-        self.metadata: dict[str, metadata.Value] = metadata.decode(contents.metadata, contents.version.metrics)
+        self.metadata: dict[str, metadata.Value] = metadata.decode_metadata(contents.metadata, contents.version.metrics)
 
     @property
     def step(self) -> int:

@@ -135,7 +135,7 @@ class Session:
                 self._remove_step_hook()
                 self.settle_all()  # close() may wait for this step, and the keeper may be gone
         self.drain_log()
-        self._watch.look(step, state, capture.optimizers, self.optimizer_steps)
+        self._watch.check(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
 
     def prepare(self, state: Any, *, wait: bool) -> None:

@@ -42,12 +42,12 @@ class SaveWatch:
         self._steps_seen = 0  # optimizer steps at the last save
         self._amid: int | None = 0  # saves during accumulation; None: already warned
 
-    def look(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
+    def check(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
         self._saves += 1
-        self._look_at_progress(state)
-        self._look_at_gradients(step, optimizers, optimizer_steps)
+        self._check_progress(state)
+        self._check_gradients(step, optimizers, optimizer_steps)
 
-    def _look_at_progress(self, state: Mapping[Any, Any]) -> None:
+    def _check_progress(self, state: Mapping[Any, Any]) -> None:
         if self._first is None:
             return
         if self._saves == 1:
@@ -67,7 +67,7 @@ class SaveWatch:
             )
         self._first = None
 
-    def _look_at_gradients(self, step: int, optimizers: Iterable[Any], optimizer_steps: int) -> None:
+    def _check_gradients(self, step: int, optimizers: Iterable[Any], optimizer_steps: int) -> None:
         stepped, self._steps_seen = optimizer_steps != self._steps_seen, optimizer_steps
         if stepped or optimizer_steps == 0 or self._amid is None or not any(map(_has_gradient, optimizers)):
             return
