@@ -4,11 +4,13 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "capture/at_once_policy.hpp"
 #include "capture/pinned_tensors.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 namespace slackwater {
 namespace {
@@ -92,7 +94,7 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   const bool needs_fence = job->captured.needs_fence;
   const std::vector<StreamRef> after = needs_fence ? job->state.after : std::vector<StreamRef>();
   // Weak: the snapshot is shared with the user, and must not keep the captured tensors alive.
-  snapshot->set_cancel([weak = std::weak_ptr(job)](const Error& error) {
+  snapshot->hooks().set_cancel([weak = std::weak_ptr(job)](const Error& error) {
     if (const auto self = weak.lock()) Pipeline::give_up(*self, error);
   });
   // The capture may have taken long, and close() may have run since. The step is accepted here: from now on close()

@@ -39,7 +39,7 @@ class Saver {
   const Options& options_ = shared_.options;
   const Log& log_ = shared_.log;
   InFlight& jobs_ = shared_.jobs;
-  SkipTurns* const turns_ = shared_.turns.get();
+  SkipThread* const turns_ = shared_.turns.get();
   const std::function<Status()> start_threads_;
 
   std::optional<std::uint64_t> last_step_;  // saved or restored by this engine

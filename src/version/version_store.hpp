@@ -95,8 +95,8 @@ class VersionStore {
   [[nodiscard]] RankFiles files_of(std::uint32_t world) const { return files_.value_or(RankFiles::of_world(world)); }
   [[nodiscard]] Status check_claimed(std::uint32_t attempt) const;
   [[nodiscard]] Status check_newest() const;
-  [[nodiscard]] bool settle_doubt(const Attempt& attempt, const RetentionPolicy& policy);
-  [[nodiscard]] Result<Manifest> obey_existing(const VersionName& version);
+  [[nodiscard]] bool sync_adopted(const Attempt& attempt, const RetentionPolicy& policy);
+  [[nodiscard]] Result<Manifest> follow_existing_decision(const VersionName& version);
 
   // Constant after construction.
   FileSystem& fs_;
