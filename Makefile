@@ -174,7 +174,7 @@ soak: build libraries  ## long tests: power cuts, kills, corruptions, mutations,
 	$(BIN)/python scripts/soak.py build/release --minutes $(MINUTES) $(ARGS)
 
 .PHONY: mutate
-mutate: build libraries  ## check that tests notice each slip of tests/mutations (up to an hour); ARGS="--only slab"
+mutate: build libraries  ## check that tests notice each mutation of tests/mutations (up to an hour); ARGS="--only slab"
 	@$(call section,Mutations)
 	cmake --build build/release --target slackwater_sim_cuda
 	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python scripts/mutate.py $(ARGS)

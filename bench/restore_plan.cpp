@@ -8,8 +8,8 @@
 
 #include "benchmarks.hpp"
 #include "layout/data_file.hpp"
+#include "restore/index_view.hpp"
 #include "restore/read_plan.hpp"
-#include "restore/version_index.hpp"
 #include "version/index.hpp"
 
 namespace slackwater::bench {

@@ -1,4 +1,4 @@
-"""Tests with teeth: apply each slip of tests/mutations to a copy of the sources and expect its test to fail.
+"""Tests with teeth: apply each mutation of tests/mutations to a copy of the sources and expect its test to fail.
 
     scripts/mutate.py                       every mutation; what `make mutate` does
     scripts/mutate.py --only slab ranks     those whose name contains one of the words
@@ -7,7 +7,7 @@
 
 One patch per file, tests/mutations/cpp/<folder>-<what>.patch or tests/mutations/python/<module>-<what>.patch:
 
-    What: one sentence: the slip, and what it would do to a user.
+    What: one sentence: the mistake, and what it would do to a user.
     Test: <ctest target> <gtest filter>        or        Test: tests/python/test_x.py::test_name
     ---
     diff --git a/src/... b/src/...
@@ -496,7 +496,7 @@ def run_mutations(mutations: list[Mutation], jobs: int, python: str, scratch: Pa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Apply each slip of tests/mutations and expect its test to fail.")
+    parser = argparse.ArgumentParser(description="Apply each mutation of tests/mutations and expect its test to fail.")
     processors = len(os.sched_getaffinity(0))
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="those whose name contains one of these")
     parser.add_argument("--jobs", type=int, default=min(2, processors), help="workers with a build tree each")

@@ -19,7 +19,7 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "os/durable.hpp"
-#include "ranks/store_transport.hpp"
+#include "ranks/key_value_transport.hpp"
 #include "version/index.hpp"
 
 namespace slackwater::bench {
@@ -142,13 +142,13 @@ std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, s
   return entries;
 }
 
-Ballot light_ballot(const Record& record, IndexPart part) {
+Vote light_vote(const Record& record, IndexPart part) {
   const std::uint32_t rank = record.identity.rank;
-  Ballot ballot;
-  ballot.records = {run_of(rank, digest128(serialize(record)))};
-  ballot.index_parts = {std::move(part)};
-  ballot.size_bytes = record.files.front().size_bytes;
-  return ballot;
+  Vote vote;
+  vote.records = {run_of(rank, digest128(serialize(record)))};
+  vote.index_parts = {std::move(part)};
+  vote.size_bytes = record.files.front().size_bytes;
+  return vote;
 }
 
 LightRanks::LightRanks(FileSystem& fs, const Clock& clock, std::string directory, const CommitPlan& plan, Medium medium,
@@ -173,17 +173,17 @@ RankRole LightRanks::role_of(std::uint32_t rank) const {
 }
 
 std::unique_ptr<RankTransport> LightRanks::make_transport(RankRole role) {
-  if (medium_ == Medium::kDirectory) return std::make_unique<StoreTransport>(fs_, clock_, directory_);
-  return std::make_unique<StoreTransport>(stores_[static_cast<std::size_t>(role)], clock_, directory_);
+  if (medium_ == Medium::kDirectory) return std::make_unique<KeyValueTransport>(fs_, clock_, directory_);
+  return std::make_unique<KeyValueTransport>(stores_[static_cast<std::size_t>(role)], clock_, directory_);
 }
 
 RankTransport& LightRanks::transport_of(std::uint32_t rank) const {
   return *transports_[static_cast<std::size_t>(role_of(rank))];
 }
 
-Ballot LightRanks::ballot_of(std::uint32_t rank, std::uint64_t step) const {
+Vote LightRanks::vote_of(std::uint32_t rank, std::uint64_t step) const {
   const std::string& text = part_texts_[rank];
-  return light_ballot(light_record(attempt_, step, rank), {.rank = rank, .digest = digest128(text), .text = text});
+  return light_vote(light_record(attempt_, step, rank), {.rank = rank, .digest = digest128(text), .text = text});
 }
 
 std::vector<std::vector<std::uint32_t>> LightRanks::by_height() const {
@@ -251,15 +251,15 @@ Result<std::string> LightRanks::prepare(const VersionName& version) {
 }
 
 // As Engine::Impl::decide_for_all().
-Status LightRanks::lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs) {
+Status LightRanks::lead(const VersionName& version, const std::string& path, Vote own, CommitCosts& costs) {
   CommitProtocol protocol = protocol_of(0);
-  SW_ASSIGN(Ballot ballots,
+  SW_ASSIGN(Vote votes,
             timed(costs.collect, [&] { return protocol.vote(version, path, std::move(own), index_caches_[0], {}); }));
-  if (!ballots.failures.empty()) return fail(ErrorKind::kAborted, describe(ballots.failures), path);
+  if (!votes.failures.empty()) return fail(ErrorKind::kAborted, describe(votes.failures), path);
   SW_ASSIGN(const auto index, timed(costs.merge, [&] {
-              return index_caches_[0].merge(version.attempt, std::move(ballots.index_parts), Reach::kEverybody);
+              return index_caches_[0].merge(version.attempt, std::move(votes.index_parts), Scope::kEverybody);
             }));
-  SW_ASSIGN(std::vector<RecordReference> records, references(ballots, RankFiles::of_world(ranks_), path));
+  SW_ASSIGN(std::vector<RecordReference> records, references(votes, RankFiles::of_world(ranks_), path));
   Manifest manifest{.required_features = {kGlobalTensorsFeature},
                     .run = attempt_.run,
                     .step = version.step,
@@ -267,7 +267,7 @@ Status LightRanks::lead(const VersionName& version, const std::string& path, Bal
                     .world = ranks_,
                     .records = std::move(records),
                     .index_digest = index->digest,
-                    .size_bytes = ballots.size_bytes,
+                    .size_bytes = votes.size_bytes,
                     .tensor_count = index->tensor_count};
   const auto write = [&]() -> Status {
     SW_TRY(versions_->write_index(version, index->text));
@@ -296,8 +296,8 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   const std::vector<std::vector<std::uint32_t>> ranks = by_height();
   const auto cast = [&](std::uint32_t rank, Cost& cost) -> Status {
     CommitProtocol protocol = protocol_of(rank);
-    Ballot ballot = ballot_of(rank, step);
-    SW_TRY(timed(cost, [&] { return protocol.vote(version, path, std::move(ballot), index_caches_[rank], {}); }));
+    Vote vote = vote_of(rank, step);
+    SW_TRY(timed(cost, [&] { return protocol.vote(version, path, std::move(vote), index_caches_[rank], {}); }));
     return {};
   };
   const auto hear = [&](std::uint32_t rank, Cost& cost) -> Status {
@@ -307,7 +307,7 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
   SW_TRY(for_each_rank(ranks.front(), costs.votes, cast));
   for (std::size_t height = 1; height < ranks.size(); ++height)
     SW_TRY(for_each_rank(ranks[height], costs.reports.emplace_back(), cast));
-  Ballot own = ballot_of(0, step);
+  Vote own = vote_of(0, step);
   const MemoryPeak peak;
   SW_TRY(lead(version, path, std::move(own), costs));
   costs.leader_memory_bytes = peak.bytes();
@@ -320,8 +320,8 @@ Result<CommitCosts> LightRanks::commit(std::uint64_t step) {
 Result<double> LightRanks::commit_at_once(std::uint64_t step) {
   const VersionName version{step, attempt_.number};
   SW_ASSIGN(const std::string path, prepare(version));
-  std::vector<Ballot> ballots;
-  for (std::uint32_t rank = 0; rank < ranks_; ++rank) ballots.push_back(ballot_of(rank, step));
+  std::vector<Vote> votes;
+  for (std::uint32_t rank = 0; rank < ranks_; ++rank) votes.push_back(vote_of(rank, step));
 
   std::latch ready(ranks_);
   std::mutex mutex;
@@ -330,10 +330,10 @@ Result<double> LightRanks::commit_at_once(std::uint64_t step) {
   const auto act = [&](std::uint32_t rank) -> Status {
     if (rank == 0) {
       CommitCosts ignored;
-      return lead(version, path, std::move(ballots[0]), ignored);
+      return lead(version, path, std::move(votes[0]), ignored);
     }
     CommitProtocol protocol = protocol_of(rank);
-    SW_TRY(protocol.vote(version, path, std::move(ballots[rank]), index_caches_[rank], {}));
+    SW_TRY(protocol.vote(version, path, std::move(votes[rank]), index_caches_[rank], {}));
     return learn(rank, version);
   };
   {

@@ -53,7 +53,7 @@ struct CommitCosts {
 
 // A rank's part of the index: a share of each tensor.
 [[nodiscard]] std::vector<IndexEntry> light_entries(std::uint32_t rank, std::uint32_t ranks, std::uint32_t tensors);
-[[nodiscard]] Ballot light_ballot(const Record& record, IndexPart part);
+[[nodiscard]] Vote light_vote(const Record& record, IndexPart part);
 [[nodiscard]] Record light_record(const Attempt& attempt, std::uint64_t step, std::uint32_t rank);
 // Not durable: that is a part of the writes, which are not what is measured.
 [[nodiscard]] Status write_light_record(FileSystem& fs, const std::string& directory, const Record& record);
@@ -79,10 +79,10 @@ class LightRanks {
   [[nodiscard]] std::vector<std::vector<std::uint32_t>> by_height() const;
   [[nodiscard]] std::unique_ptr<RankTransport> make_transport(RankRole role);
   [[nodiscard]] RankTransport::Member member(std::uint32_t rank) const;
-  [[nodiscard]] Ballot ballot_of(std::uint32_t rank, std::uint64_t step) const;
+  [[nodiscard]] Vote vote_of(std::uint32_t rank, std::uint64_t step) const;
   // The version's directory, with everybody's record.
   [[nodiscard]] Result<std::string> prepare(const VersionName& version);
-  [[nodiscard]] Status lead(const VersionName& version, const std::string& path, Ballot own, CommitCosts& costs);
+  [[nodiscard]] Status lead(const VersionName& version, const std::string& path, Vote own, CommitCosts& costs);
   [[nodiscard]] Status learn(std::uint32_t rank, const VersionName& version);
 
   FileSystem& fs_;

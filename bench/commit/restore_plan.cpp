@@ -4,8 +4,8 @@
 
 #include "base/result.hpp"
 #include "bench/commit/light_ranks.hpp"
+#include "restore/index_view.hpp"
 #include "restore/read_plan.hpp"
-#include "restore/version_index.hpp"
 
 namespace slackwater::bench {
 namespace {

@@ -10,7 +10,7 @@
 #include "bench/commit/light_ranks.hpp"
 #include "bench/statistics.hpp"
 #include "os/durable.hpp"
-#include "ranks/store_transport.hpp"
+#include "ranks/key_value_transport.hpp"
 #include "slackwater/engine.hpp"
 
 namespace slackwater::bench {
@@ -31,9 +31,9 @@ class LightOthers {
     SW_TRY(until([&] { return has_session(); }));
     std::vector<std::string> ids;
     for (std::uint32_t rank = 1; rank < ranks_; ++rank) {
-      StoreTransport own(fs_, clock_, directory_);
+      KeyValueTransport own(fs_, clock_, directory_);
       ids.push_back(random_id());
-      StoreTransport& transport = rank == 1 ? transport_ : own;
+      KeyValueTransport& transport = rank == 1 ? transport_ : own;
       static_cast<void>(transport.rendezvous({rank, ranks_, ids.back(), ranks_}, {clock_.now(), {}}));
     }
     SW_TRY(transport_.rendezvous({1, ranks_, ids.front(), ranks_}, {clock_.now() + kEngineTimeLimit, {}}));
@@ -51,8 +51,8 @@ class LightOthers {
       SW_TRY(write_light_record(fs_, path, record));
       CommitProtocol protocol({.rank = rank, .world = ranks_, .fan_in = ranks_, .timeout = kEngineTimeLimit},
                               transport_, fs_, clock_);
-      IndexCache index_cache;  // forgets: its ballots are whole, always
-      SW_TRY(protocol.vote(version, path, light_ballot(record, no_tensors(rank)), index_cache, {}));
+      IndexCache index_cache;  // forgets: its votes are whole, always
+      SW_TRY(protocol.vote(version, path, light_vote(record, no_tensors(rank)), index_cache, {}));
     }
     return {};
   }
@@ -81,7 +81,7 @@ class LightOthers {
   const Clock& clock_;
   const std::string directory_;
   const std::uint32_t ranks_;
-  StoreTransport transport_;
+  KeyValueTransport transport_;
   Attempt attempt_;
 };
 

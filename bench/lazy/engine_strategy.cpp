@@ -97,7 +97,8 @@ Result<std::unique_ptr<Strategy>> make_engine_strategy(const SimulatedGpu& gpu, 
                          .keep = options.keep,
                          .cuda_driver = gpu.path(),
                          .run_name = "bench lazy"};
-  EngineParts parts{.fs = rated_file_system(make_posix_file_system(), options.write_bytes_per_s), .clock = nullptr};
+  EngineDependencies parts{.fs = rated_file_system(make_posix_file_system(), options.write_bytes_per_s),
+                           .clock = nullptr};
   SW_ASSIGN(Engine engine, open_engine(std::move(engine_options), std::move(parts)));
   return std::make_unique<EngineStrategy>(trainer, std::move(engine), options);
 }

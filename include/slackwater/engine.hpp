@@ -170,7 +170,9 @@ class Engine {
   // Keeps retention from ever deleting this step. A step in flight is pinned before anybody can see it committed. If it
   // fails, no pin is left behind, and the failure is reported as usual.
   Status pin(std::uint64_t step);
-  Status remove(std::uint64_t step);  // the live version of the step, and those of it that were set aside
+  // Deletes a step; rank 0 only. If versions of the step were set aside, it removes those and nothing else. A second
+  // call then removes the live version.
+  Status remove(std::uint64_t step);
 
   // The first background error that wait() or close() has not reported yet. Does not clear it.
   [[nodiscard]] std::optional<Error> background_error() const;

@@ -69,8 +69,8 @@ struct Tensor {
   bool at_once = false;
   std::optional<Shard> shard;  // nullopt: a tensor of this rank alone
   Updates updates = Updates::kBehindFence;
-  // The caller notices writes itself and reports them to Snapshot::seal(). If there is no room to copy the tensor
-  // inside save(), it may be copied later.
+  // The caller notices writes itself and reports them to Snapshot::seal(). If the 64 MiB for copies inside
+  // save() are used up, this tensor may be copied later.
   bool watched = false;
 };
 
@@ -90,10 +90,10 @@ struct State {
   // a text is a JSON object, its members are compared, and named in errors, one by one and in any order.
   std::map<std::string, std::string> replicated_values;
   std::map<std::string, std::string> metadata;  // the user's notes about this step
-  // Numbers about this step for KeepBest, stored in the manifest. Those of rank 0 count. A value that is not finite is
-  // never among the best. At most kMaxMetrics, with names of at most 64 KiB in all.
+  // Numbers about this step for KeepBest, stored in the manifest. Those of rank 0 are used. A value that is not finite
+  // is never among the best. At most kMaxMetrics, with names of at most 64 KiB in all.
   std::map<std::string, double> metrics;
-  bool never_skip = false;                      // with OnBusy::kSkip: wait for room instead. Only for one rank
+  bool never_skip = false;                      // with OnBusy::kSkip: wait instead of skipping. Only for one rank
   bool pin = false;                             // pin the version when it is committed; one rank that asks is enough
   std::shared_ptr<void> owner;                  // released once no source byte will be read any more
   // True if the caller also checks the sources (Python: tensor._version) and will call Snapshot::seal(). The version is

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 from . import _core, lifecycle
-from . import metadata as words
 from .errors import BusyError, UsageError
 from .integrations.loaders import RandomStates
 from .last_step import SkippedStep, StateFingerprint
+from .metadata import Best, Value, best_option, encode_metadata
 from .ranks.transport import Transport, find_ranks
 from .restore.optimizers import Hyperparameters
 from .restore.rank_local import RankLocal
@@ -33,9 +33,9 @@ logger = logging.getLogger("slackwater")
 class Checkpointer:
     """Saves the state of a training run at any step, in the background, and restores the newest good one.
 
-    ``path`` is a directory on a local or shared file system; it is made if its parent exists. One run at a time may
-    hold it. A checkpointer belongs to the thread that made it, except for ``fence`` and ``close``: a signal handler, or
-    another thread, may close it in the midst of a save. docs/python.md has the options.
+    ``path`` is a directory on a local or shared file system. It is created, with its parents, if it does not exist.
+    Only one run at a time may use it. A checkpointer belongs to the thread that made it, except for ``fence`` and
+    ``close``: another thread or a signal handler may close it even during a save. docs/python.md has the options.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Checkpointer:
         pool: int | str = "auto",
         keep: int = 2,
         keep_every: int | None = None,
-        keep_best: words.Best | tuple[str, int] | tuple[str, int, str] | None = None,
+        keep_best: Best | tuple[str, int] | tuple[str, int, str] | None = None,
         every: int = 1,
         save_last: bool = False,
         in_flight: int = 2,
@@ -81,8 +81,8 @@ class Checkpointer:
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
-        self._skipped: SkippedStep | int | None = None  # newest step that `every` left out: all of it with save_last
-        best = words.best_option(keep_best)
+        self._skipped: SkippedStep | int | None = None  # the newest step that `every` skipped
+        best = best_option(keep_best)
         self._best = None if best is None else best[0]
         self._metric_seen = False
         self._saved = False
@@ -143,14 +143,14 @@ class Checkpointer:
         step: int,
         state: Mapping[Any, Any],
         *,
-        metadata: Mapping[str, words.Value] | None = None,
+        metadata: Mapping[str, Value] | None = None,
         after: Iterable[Any] | None = None,
         force: bool = False,
         pin: bool = False,
     ) -> Snapshot | None:
         """Capture ``state`` as checkpoint ``step`` and return; the bytes follow in the background.
 
-        The tensors must not change before the next fence, which optimizers of torch call by themselves. Returns None
+        The tensors must not change before the next fence, which optimizers of torch call automatically. Returns None
         when this step is skipped: it is not divisible by ``every``, or the engine is busy and ``on_busy`` is "skip".
         ``metadata``: texts and numbers about the step. ``force``: save it whatever ``every`` says, and wait where
         ``on_busy`` would skip it. ``pin``: the same, and keep it whatever ``keep`` says.
@@ -161,7 +161,7 @@ class Checkpointer:
         if isinstance(step, Mapping):
             raise UsageError(f"step is {an(type(step).__name__)}; the order is save(step, state)")
         step = _whole("step", step, least=0)
-        texts, metrics = words.encode(metadata, self._best)
+        texts, metrics = encode_metadata(metadata, self._best)
         if step % self._every != 0 and not (force or pin):
             self._skip(step, state, texts, metrics)
             return None
@@ -176,7 +176,7 @@ class Checkpointer:
         """Make the pool for ``state`` in the background, before the first ``save`` needs it.
 
         Returns at once; ``wait=True`` returns when the pool is ready. Give the dict that will be given to ``save``: its
-        bytes decide the size of an automatic pool, nothing is copied. ``restore`` does this by itself. If there is a
+        bytes decide the size of an automatic pool, nothing is copied. ``restore`` also does this. If there is a
         pool already, it stays. With ``on_busy="skip"`` and one rank, ``save`` skips steps until the pool is ready.
         """
         self._session.prepare(state, wait=bool(wait))
@@ -190,7 +190,7 @@ class Checkpointer:
         self._skipped = SkippedStep(step, state, texts, metrics, fingerprint)
 
     def _finish(self) -> None:
-        """At a clean end: the newest step, if ``every`` left it out."""
+        """At a clean end: saves the newest step, if ``every`` skipped it."""
         skipped, self._skipped = self._skipped, None
         session = self._session
         if self._best is not None and self._saved and not self._metric_seen and not session.closed:
@@ -214,17 +214,17 @@ class Checkpointer:
             )
 
     def _save_skipped(self, skipped: SkippedStep) -> str | None:
-        """Why not, if that cannot be done."""
+        """Returns why it could not be saved, or None."""
         session = self._session
         if not session.may_save():
-            return "close() was called in the midst of another save"
+            return "close() was called during another save"
         try:
             now = StateFingerprint(skipped.state, self._allow_pickle, session.optimizer_steps)
             if (changed := skipped.fingerprint.changed(now)) is not None:
                 return f"since then {changed}"
             session.forget_failures()  # on_error="raise": those of earlier steps come out of close()
             session.save(skipped.step, skipped.state, skipped.texts, metrics=skipped.metrics, never_skip=True)
-        except Exception as error:  # of a state_dict() of the caller's, too
+        except Exception as error:  # also from the caller's own state_dict()
             return f"{type(error).__name__}: {error}"
         return None
 
@@ -379,8 +379,8 @@ class Checkpointer:
         if kind is None:
             self.close()
             return
-        self._skipped = None  # who knows what the state is like
-        try:  # what is in flight is still committed, but the exception of the block is the one to be seen
+        self._skipped = None  # the state may be half updated
+        try:  # what is in flight is still committed, but the exception of the block is the one to raise
             self.close()
         except Exception as closing:
             logger.error("closing the checkpointer: %s", closing)
@@ -402,7 +402,7 @@ def _directory(path: Any) -> str:
 
 
 def _make_parents(path: str) -> None:
-    """The directory itself is the engine's to make."""
+    """Makes the parent directories. The engine makes the directory itself."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:
@@ -410,7 +410,7 @@ def _make_parents(path: str) -> None:
 
 
 def _make_way(path: str, rank: int, take_over: bool) -> None:
-    """This process may have the directory open already: a cell of a notebook that runs again."""
+    """This process may already have the directory open, for example if a notebook cell runs again."""
     earlier = lifecycle.find(path, rank)
     if earlier is None:
         return
@@ -418,7 +418,7 @@ def _make_way(path: str, rank: int, take_over: bool) -> None:
         logger.info("taking '%s' over from the checkpointer made in %s", path, earlier.made_at)
         earlier.take_over(lifecycle.caller())
         return
-    gc.collect()  # nobody may have a hold of it any more but itself; its end then closes it
+    gc.collect()  # it may be unreachable but for a reference cycle; collecting it closes it
     earlier = lifecycle.find(path, rank)
     if earlier is None:
         logger.info("an earlier checkpointer of '%s', which nothing referred to any more, was closed", path)
@@ -452,12 +452,12 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 
 def _listed(globs: Any) -> Any:
-    """Patterns as they can be used twice: once for each checkpoint that is tried."""
+    """The patterns as a list, because they are used once for each checkpoint that is tried."""
     return globs if globs is None or isinstance(globs, (str, bool)) or not isinstance(globs, Iterable) else list(globs)
 
 
 def _option_text(name: str, value: Any) -> str:
-    """Options as the engine's table takes them."""
+    """Options in the form that the engine's table takes."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -89,11 +89,11 @@ class PermissionDeniedError(StorageError, PermissionError):
 
 
 class InDoubtError(StorageError):
-    """The last sync failed: whether the checkpoint is committed, nobody knows. Nothing older was deleted."""
+    """The last sync failed, so nobody knows whether the checkpoint is committed. Nothing older was deleted."""
 
 
 class DamagedError(Error):
-    """Bytes on storage are not the bytes that were promised."""
+    """Bytes on storage are not the bytes that were saved."""
 
 
 class DeviceError(Error, RuntimeError):
@@ -117,7 +117,7 @@ class TornError(Error):
 
 
 class AbortedError(Error):
-    """It was decided that this version does not exist."""
+    """The step was aborted on all ranks, or another run has taken over the directory."""
 
 
 class ClosedError(Error, RuntimeError):

@@ -1,6 +1,7 @@
-"""Keeper: the thread that does for a session what no engine thread can do, because it needs the GIL.
+"""Keeper: a thread that does the background work of a session that needs the GIL. Engine threads never take the GIL.
 
-The engine pokes the mailbox whenever there is something to do: a snapshot whose sources are no longer read, a log line.
+The engine wakes it through the mailbox when there is something to do: a log line to pass on, or a snapshot whose
+tensors are no longer read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _JOIN_SECONDS = 10.0
 
 
 class Keeper:
-    """Calls ``keep`` after every poke. Any thread may wake or stop it, a signal handler in the midst of that too."""
+    """Calls ``keep`` after every poke. Any thread may call ``wake`` and ``stop``, and so may a signal handler."""
 
     def __init__(self, mailbox: _core.Mailbox, keep: Callable[[], None]) -> None:
         self._mailbox = mailbox
@@ -44,13 +45,13 @@ class Keeper:
         self._stopping = True
         self._mailbox.poke()
         if self._thread is not None and not self.is_this_thread():
-            self._thread.join(_JOIN_SECONDS)  # it hangs only with the storage; the process may end without it
+            self._thread.join(_JOIN_SECONDS)  # it hangs only if the storage hangs; then the process ends without it
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name="slackwater-keeper", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the process may have no more threads; the next save tries again
+        except RuntimeError as error:  # no more threads are allowed; the next save tries again
             if not self._warned:
                 logger.warning(
                     "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
@@ -68,4 +69,4 @@ class Keeper:
                 self._keep()
             except Exception:
                 logger.exception("the keeper thread met an error; it goes on")
-        self._mailbox.poke()  # a signal handler may have had a second one started
+        self._mailbox.poke()  # a signal handler may have started a second keeper

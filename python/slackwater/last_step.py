@@ -1,9 +1,9 @@
-"""The last step of a run that ends well, if ``every`` skipped it (``save_last=True``).
+"""StateFingerprint: tells whether a state has changed since a ``save()`` that ``every`` skipped (``save_last=True``).
 
-The state can be saved at the end, under the number of the last ``save()``, if it has not changed since. Whether it has
-must be certain: a step with weights, a loader or random numbers of later would be resumed wrongly, and in silence.
-So each skipped ``save()`` walks the state as a real one would, but copies nothing large, and the end walks it again.
-What cannot be compared counts as changed.
+At the end of a run, the state can be saved under the number of the last ``save()`` if it has not changed since. This
+must be certain. Otherwise the step would hold later weights, or a later state of a loader or of the random numbers, and
+a resume would silently go wrong. So each skipped ``save()`` walks the state as a real one would, but copies nothing
+large. The end of the run walks it again. What cannot be compared is treated as changed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .state import codec
 from .state.memory import HOST
 from .state.tree import Flattener
 
-_COMPARED_BYTES = 1 << 20  # of one tensor that is not the same object as before; and of an array
+_COMPARED_BYTES = 1 << 20  # at most, of an array, or of a tensor that is another object than before
 
 
 class StateFingerprint:
-    """A state as it was at one moment. Holds its tensors, so that no other can come to lie where they are."""
+    """A state as it was at one moment. Holds its tensors, so that their memory cannot be reused for others."""
 
     def __init__(self, state: Any, allow_pickle: bool, optimizer_steps: int) -> None:
         flat = Flattener(allow_pickle, None, RankInfo())
@@ -37,7 +37,7 @@ class StateFingerprint:
         self._arrays = [_bytes_of(memory.owner, memory) for memory in flat.array_memories]
 
     def changed(self, now: StateFingerprint) -> str | None:
-        """What is not certainly the same any more, in words; None if all is."""
+        """A sentence about what has changed, or may have; None if the state is certainly the same."""
         if self._thread != now._thread:
             return "another thread has taken over, and may not look at the state"
         if self._optimizer_steps != now._optimizer_steps:
@@ -56,7 +56,7 @@ class StateFingerprint:
 
 
 class SkippedStep(NamedTuple):
-    """A step that ``every`` left out."""
+    """A step that ``every`` skipped."""
 
     step: int
     state: Mapping[Any, Any]
@@ -67,12 +67,12 @@ class SkippedStep(NamedTuple):
 
 def _place(tensor: Any) -> tuple[Any, ...]:
     version = torch_adapter().versions([tensor])[0]
-    unknown = version < 0  # tensors of inference mode count nothing
+    unknown = version < 0  # inference tensors have no version counter
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), object() if unknown else version
 
 
 def _same_bytes(one: Any, other: Any) -> bool:
-    """Of tensors that were made anew, as state_dict() may: the random state of torch is one."""
+    """Compares tensors that are new objects, such as torch's random state, or what some state_dict() methods return."""
     if one.data_ptr() == other.data_ptr() or one.dtype != other.dtype or one.shape != other.shape:
         return one.numel() == 0 and one.dtype == other.dtype and one.shape == other.shape
     if one.device.type != "cpu" or other.device.type != "cpu" or one.numel() * one.itemsize > _COMPARED_BYTES:

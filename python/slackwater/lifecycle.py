@@ -28,7 +28,7 @@ class Ownership:
 class Closable(Protocol):
     ownership: Ownership
     path: str
-    made_at: str  # in whose program
+    made_at: str  # the place in the user's program
 
     def take_over(self, by: str) -> None: ...
 
@@ -74,7 +74,7 @@ def caller() -> str:
 
 
 def _in_child() -> None:
-    # Threads and locks of the parent do not exist here: only flags are set.
+    # The parent's threads do not exist here, and its locks may be held for ever. So only set flags.
     for session in list(_open):
         session.ownership.disowned = True
     _open.clear()

@@ -1,7 +1,7 @@
-"""What a user says about a step: texts and numbers. And which numbers make a checkpoint one of the best.
+"""Metadata: strings and numbers that a user attaches to a step. Also ``keep_best``, which compares such numbers.
 
-On disk all of it is text, as safetensors has it. The manifest lists the numbers once more, by name: that tells them
-from texts that look like numbers, and clean-up compares them there.
+On disk, all metadata are strings, as safetensors requires. The manifest lists the numbers again by name. This tells
+them from strings that look like numbers, and retention compares them there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WHOLE = re.compile(r"-?[0-9]+")
 
 
 class Best(NamedTuple):
-    """``keep_best=sw.Best("loss", 3)``: keep the three checkpoints with the lowest loss, besides the newest.
+    """``keep_best=sw.Best("loss", 3)``: also keep the three checkpoints with the lowest loss.
 
     ``mode="max"`` keeps those with the highest. The metric is a number in the ``metadata`` that is given to ``save``.
     """
@@ -32,7 +32,7 @@ class Best(NamedTuple):
 
 
 def best_option(given: Any) -> tuple[Best, str] | None:
-    """What ``keep_best`` was given, and as the engine's table of options takes it."""
+    """The value of ``keep_best``, and the same as text for the engine's options."""
     if given is None:
         return None
     wrong = f"keep_best is {given!r}; give a metric and how many to keep: ('loss', 3), or sw.Best('accuracy', 3, 'max')"
@@ -45,8 +45,10 @@ def best_option(given: Any) -> tuple[Best, str] | None:
     return best, f"{best.mode}:{best.count}:{best.metric}"
 
 
-def encode(metadata: Mapping[str, Value] | None, best: Best | None = None) -> tuple[dict[str, str], dict[str, float]]:
-    """All of it as texts, and which of it are numbers."""
+def encode_metadata(
+    metadata: Mapping[str, Value] | None, best: Best | None = None
+) -> tuple[dict[str, str], dict[str, float]]:
+    """All metadata as strings, and the numbers among them."""
     texts: dict[str, str] = {}
     metrics: dict[str, float] = {}
     if metadata is None:
@@ -65,8 +67,8 @@ def encode(metadata: Mapping[str, Value] | None, best: Best | None = None) -> tu
     return texts, metrics
 
 
-def decode(texts: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Value]:
-    """As it was given to save()."""
+def decode_metadata(texts: Mapping[str, str], metrics: Mapping[str, float]) -> dict[str, Value]:
+    """The metadata as they were passed to save()."""
     return {name: _value(text) if name in metrics else text for name, text in texts.items()}
 
 
@@ -77,11 +79,11 @@ def _number(name: str, value: Any) -> tuple[str, float]:
         whole = int(value)
         try:
             return str(whole), float(whole)
-        except ValueError:  # Python does not write numbers of thousands of digits
+        except ValueError:  # Python refuses to convert numbers with thousands of digits
             raise UsageError(f"metadata['{name}'] has too many digits; put it into the state") from None
         except OverflowError:
             return str(whole), math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):  # no fraction is a float
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):  # a Fraction may not fit
         real = float(value)
         return repr(real), real
     remedy = "give its .item()" if hasattr(value, "item") else "put it into the state"

@@ -1,4 +1,4 @@
-"""Reading checkpoints without a model: ``open`` (lazily, tensor by tensor) and ``load`` (the state at once)."""
+"""Reads checkpoints without a model: ``open`` (lazily, tensor by tensor) and ``load`` (the whole state)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .state.memory import HOST, Memory
 
 logger = logging.getLogger("slackwater")
 
-_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is a tensor, too
+_OF_OURS = re.compile(r"(rank-\d{5,}/)?__slackwater")  # a large tree is stored as a tensor
 
 
 class TensorInfo(NamedTuple):
@@ -48,7 +48,7 @@ class Reader(Mapping[str, Any]):
         self._allow_pickle = allow_pickle
         self._lock = threading.Lock()
         self._loaded = (0, 0)  # tensors and bytes that tree() has read
-        self.metadata: dict[str, metadata.Value] = metadata.decode(contents.metadata, contents.version.metrics)
+        self.metadata: dict[str, metadata.Value] = metadata.decode_metadata(contents.metadata, contents.version.metrics)
 
     @property
     def step(self) -> int:

@@ -1,8 +1,8 @@
-"""Session: the engine, the keeper thread and what is in flight: all a Checkpointer owns, with no reference back to it.
+"""Session: all that a Checkpointer owns (engine, keeper thread, snapshots in flight), without a reference back to it.
 
-Thread rule: save and restore belong to one thread; fences and close may come from any, and close also from a signal
-handler in the midst of the others. The keeper thread settles snapshots whose fence has not come yet and brings the
-engine's log to Python. Engine threads never take the GIL.
+Thread rule: save and restore belong to one thread. Fences and close may be called from any thread. A signal handler may
+call close in the middle of any other call. The keeper thread settles snapshots whose fence has not come yet, and passes
+the engine's log lines to Python's logging. Engine threads never take the GIL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TIDY_SECONDS = 1.0
 
 
 class Failure(NamedTuple):
-    """A step that ``save`` accepted and that is not checkpointed, and why."""
+    """A step that ``save`` accepted but that was not checkpointed, and why."""
 
     step: int
     error: Error
@@ -55,9 +55,9 @@ class Session:
         self.made_at = lifecycle.caller()
         self.closed = False
         self.closed_because = "this checkpointer is closed; make a new one to go on saving"
-        self.optimizer_steps = 0  # that the hook has seen
+        self.optimizer_steps = 0  # seen by the hook so far
         self.mailbox = _core.Mailbox()
-        self._store = None if store is None else StoreThread(store)  # by which the ranks talk
+        self._store = None if store is None else StoreThread(store)  # the ranks talk through it
         relay = None if self._store is None else self._store.relay
         self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox, relay)
         if self._store is not None:
@@ -66,17 +66,17 @@ class Session:
         self._capturer = Capturer(allow_pickle, int(settings.get("rank", 0)), int(settings.get("world", 1)))
         self._watch = SaveWatch()
         self._raise_errors = raise_errors
-        self._arriving: Snapshot | None = None  # the engine is taking it; of the saving thread, others only look
-        self._in_flight: list[Snapshot] = []  # oldest first; of the saving thread
-        self._newest: Snapshot | None = None  # that the engine accepted
-        self._failures: list[Failure] = []  # of those that are not in flight any more
-        self._unsettled: dict[Snapshot, None] = {}  # may still be read from; every change is one atomic operation
+        self._arriving: Snapshot | None = None  # the engine is accepting it now; only the saving thread changes it
+        self._in_flight: list[Snapshot] = []  # oldest first; belongs to the saving thread
+        self._newest: Snapshot | None = None  # the last one that the engine accepted
+        self._failures: list[Failure] = []  # of snapshots that are no longer in flight
+        self._unsettled: dict[Snapshot, None] = {}  # not settled yet; every change is one atomic operation
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
-        self._closing = threading.RLock()  # held by close(); a handler may call it again, on the same thread
+        self._closing = threading.RLock()  # held by close(); a signal handler may call it again on the same thread
         self._keeper = Keeper(self.mailbox, self._keep)
         lifecycle.register(self)
-        # Now, not at the first save: a graph that captures a step before that must be known.
+        # Now, not at the first save: a CUDA graph may capture an optimizer step before that.
         self.watch_optimizers(sys.modules.get("torch") is not None)
         self.drain_log()
 
@@ -98,10 +98,10 @@ class Session:
         never_skip: bool = False,
     ) -> Snapshot | None:
         self.check_open()
-        self._join_in_flight(self._arriving)  # one whose save() was interrupted
+        self._join_in_flight(self._arriving)  # a snapshot whose save() was interrupted
         self._forget_finished()
         if not self._keeper.started:
-            self.fence()  # no one else settles what is in flight, and the engine may wait for it
+            self.fence()  # nobody else settles the snapshots in flight, and the engine may wait for that
         start = time.perf_counter()
         named = None if after is None else stream_pairs(after)
         capture = self._capturer.capture(state, compute=named is None)
@@ -127,15 +127,15 @@ class Session:
                 capture.values,
                 capture.replicated,
             )
-        finally:  # Ctrl-C, too: what the engine has taken is settled like any other
+        finally:  # also after Ctrl-C: a snapshot that the engine accepted must be settled
             snapshot._save_seconds = time.perf_counter() - start
             self._join_in_flight(snapshot)
             self._arriving = None
-            if self.closed:  # close() came in the midst of this
+            if self.closed:  # close() was called during this save
                 self._remove_step_hook()
-                self.settle_all()  # it may wait for this step, and the keeper may be gone
+                self.settle_all()  # close() may wait for this step, and the keeper may be gone
         self.drain_log()
-        self._watch.look(step, state, capture.optimizers, self.optimizer_steps)
+        self._watch.check(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
 
     def prepare(self, state: Any, *, wait: bool) -> None:
@@ -148,20 +148,20 @@ class Session:
         self.drain_log()
 
     def watch_optimizers(self, has_torch: bool) -> None:
-        """Fence before their steps, and count these."""
+        """From now on, fence before every optimizer step, and count the steps."""
         if has_torch and self._remove_hook is None:
             self._remove_hook = register_step_hook(self)
 
     def may_save(self) -> bool:
-        """False in a signal handler that came in the midst of a save."""
+        """False in a signal handler that interrupted a save."""
         return self._arriving is None
 
     def _join_in_flight(self, snapshot: Snapshot | None) -> None:
-        """What the engine has just taken joins the others.
+        """Adds a snapshot that the engine has accepted to those in flight.
 
-        Called by save(), and by close(), which a signal handler may call before save() comes to it. It may be
-        interrupted at any point and begun again, and run on two threads at once. One that the engine is still taking,
-        on another thread, is left to save().
+        Called by save(), and by close(), which a signal handler may call before save() gets here. It may be interrupted
+        at any point and called again, and may run on two threads at the same time. A snapshot that the engine is still
+        accepting on another thread is left to save().
         """
         if snapshot is None or not snapshot._arrived:
             return
@@ -186,7 +186,7 @@ class Session:
             raise failed
 
     def forget_failures(self) -> None:
-        """What has failed so far is not raised by the next save()."""
+        """Keeps the next save() from raising the failures so far."""
         with contextlib.suppress(Error):
             self._forget_finished()
 
@@ -205,7 +205,7 @@ class Session:
                 self._unsettled.pop(snapshot, None)
 
     def fence_quietly(self) -> None:
-        """For hooks: training goes on, whatever happens here."""
+        """For hooks: never raises, so that training goes on."""
         if self.ownership.disowned or not self._unsettled:
             return
         try:
@@ -219,12 +219,12 @@ class Session:
         self.check_open()
         left = self._wait_in_flight(level, timeout)
         self.drain_log()
-        self.engine.wait(level, left)  # nothing is missing: only an error not yet reported can come out
+        self.engine.wait(level, left)  # does not wait any more; raises an error that was not reported yet
 
     def _wait_in_flight(self, level: Level, timeout: float | None) -> float | None:
-        """Until each has reached the level or failed; TimeoutError names what is missing.
+        """Waits until each has reached the level or failed. A TimeoutError names what is missing.
 
-        Returns the time left for the engine to tidy up, which is never quite 0.
+        Returns the time left for the engine to clean up, which is never quite 0.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         for snapshot in list(self._in_flight):
@@ -244,12 +244,12 @@ class Session:
     # Closing
 
     def close(self, timeout: float | None) -> None:
-        """The first call does it; others that come meanwhile end with it, and have nothing to report."""
+        """The first call closes. Other calls wait until it has ended, and report nothing."""
         if self.ownership.disowned:
             return
         if self._keeper.is_this_thread():
             if not self._closing.acquire(blocking=False):
-                return  # whoever closes waits for this thread
+                return  # the thread that closes waits for this one
         elif not self._closing.acquire(timeout=_lock_timeout(timeout)):
             raise TimeoutError("another thread is closing this checkpointer, and has not ended yet")
         try:
@@ -264,7 +264,7 @@ class Session:
             left = self._wait_in_flight("committed", timeout)
         except TimeoutError:
             left = 0.0
-        except BaseException as interrupt:  # Ctrl-C: what is in flight is given up
+        except BaseException as interrupt:  # Ctrl-C: give up what is in flight
             try:
                 self._shut_down(0.0)
             except Error as error:
@@ -282,7 +282,7 @@ class Session:
         except TimeoutError:
             raise
         except Error as error:
-            # A run whose newest step is safe has ended well, whatever became of earlier ones: they are in the log.
+            # A run whose newest step is safe has ended well. Earlier steps that failed are in the log.
             newest = self._newest
             if newest is None or newest._core.progress().level != "committed":
                 raise
@@ -307,7 +307,7 @@ class Session:
             logger.error("closing the checkpointer: %s", error)
 
     def take_over(self, by: str) -> None:
-        """Close it for another one of this process, made in ``by``."""
+        """Close this session, because another one of this process (made in ``by``) takes its directory."""
         self.closed_because = (
             f"this checkpointer of '{self.path}' was taken over (take_over=True) by the one made in {by}; use that one"
         )
@@ -332,9 +332,9 @@ class Session:
         self.drain_log()
 
     def drain_log(self) -> None:
-        """The engine's log lines go to Python's logging; objects it no longer reads are dropped, on a Python thread."""
+        """Passes the engine's log lines to logging, and drops objects that it no longer reads, on a Python thread."""
         if not self._draining.acquire(blocking=False):
-            return  # whoever is at it takes the rest along
+            return  # the thread that is draining takes all lines
         try:
             while lines := self.mailbox.collect():
                 for level, line in lines:
@@ -344,5 +344,5 @@ class Session:
 
 
 def _lock_timeout(seconds: float | None) -> float:
-    """As ``Lock.acquire`` takes it."""
+    """The time-out in the form that ``Lock.acquire`` takes."""
     return -1 if seconds is None else min(max(0.0, seconds), threading.TIMEOUT_MAX)

@@ -153,27 +153,28 @@ class Snapshot:
         return progress.failed or progress.level == "committed"
 
     def _settle(self) -> None:
-        """Once, when no source is read any more: were they left alone? Then tell the engine, and let go of them.
+        """Called once no source is read any more. Checks whether they were left unchanged, tells the engine, and lets
+        go of them.
 
-        Whoever comes first does it: a fence (before it returns, so that the update that follows is not taken for a
-        disturbance), wait(), or the keeper thread.
+        Whoever comes first does it: a fence (before it returns, so that the update that follows is not taken for an
+        early write), wait(), or the keeper thread.
         """
         with self._settling:
             capture = self._capture
             if capture is None:
                 return
             torn, freed = self._changed(capture)
-            if self._capture is None:  # settled meanwhile, by this very thread
+            if self._capture is None:  # already settled, by this very thread
                 return
             self._core.seal(torn, freed)
             self._capture = None
 
     def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
-        """Tensors that were written to, and tensors whose memory went away.
+        """Tensors that were written to, and tensors whose memory was freed.
 
-        The held tensors share their storage with the caller's. storage.resize_() allocates anew, so that most often
-        the address tells. Memory that was freed may come back to the same address: then the size tells. If that is the
-        same, too, nothing does.
+        The held tensors share their storage with the caller's. storage.resize_() allocates new memory, so in most cases
+        the address shows it. Freed memory may be allocated again at the same address. Then the size shows it. If the
+        size is the same as well, it cannot be noticed.
         """
         if not capture.watched:
             return [], []
@@ -195,7 +196,7 @@ class Snapshot:
     def _late(self, capture: Capture) -> list[int]:
         """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.
 
-        The capture itself stays as it is: this may run on two threads at once, or again in a signal handler.
+        The capture itself is not changed: this may run on two threads at the same time, or again in a signal handler.
         """
         early = set(self._core.at_once_tensors())
         return [index for index in range(len(capture.names)) if index not in early]

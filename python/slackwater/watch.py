@@ -1,9 +1,9 @@
-"""What looks wrong from save to save, and is said once: progress that never changes, saves amid gradient accumulation,
-parameters that are still being gathered.
+"""SaveWatch: warns once about a counter that never changes, about saves in the middle of gradient accumulation, and
+about parameters that are still being gathered.
 
-A warning that is wrong teaches people to overlook the next one. So only names that mean progress are looked at, and
-never "epoch", which may stay the same for a whole run; and saves without an optimizer step in between count only if
-gradients are there, and if there are more of them than a GradScaler skips in a row.
+Wrong warnings teach people to ignore warnings. So the watch is careful. It checks only counters whose name means
+progress, and never "epoch", which may stay the same for a whole run. It warns about saves without an optimizer step in
+between only if there are gradients, and only after more such saves than a GradScaler skips in a row.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .integrations.param_gathers import GatherWatch
 
 logger = logging.getLogger("slackwater")
 
-_SAVES = 50  # of the same value
-_AMID = 16  # saves with gradients and without a step
+_SAVES = 50  # with the same value before the warning
+_AMID = 16  # saves with gradients and without an optimizer step before the warning
 
 _PROGRESS = (
     "step",
@@ -37,22 +37,22 @@ _PROGRESS = (
 
 
 class SaveWatch:
-    """Of one checkpointer; of its saving thread."""
+    """Belongs to one checkpointer, and to the thread that saves."""
 
     def __init__(self) -> None:
         self._saves = 0
-        self._first: dict[str, int] | None = {}  # values at the first save that have not changed; None: no more looking
+        self._first: dict[str, int] | None = {}  # counters unchanged since the first save; None: done
         self._steps_seen = 0  # optimizer steps at the last save
-        self._amid: int | None = 0  # saves amid accumulation; None: said
+        self._amid: int | None = 0  # saves during accumulation; None: already warned
         self._gathers = GatherWatch()
 
-    def look(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
+    def check(self, step: int, state: Mapping[Any, Any], optimizers: Iterable[Any], optimizer_steps: int) -> None:
         self._saves += 1
-        self._look_at_progress(state)
-        self._look_at_gradients(step, optimizers, optimizer_steps)
-        self._gathers.look(state, optimizers)
+        self._check_progress(state)
+        self._check_gradients(step, optimizers, optimizer_steps)
+        self._gathers.check(state, optimizers)
 
-    def _look_at_progress(self, state: Mapping[Any, Any]) -> None:
+    def _check_progress(self, state: Mapping[Any, Any]) -> None:
         if self._first is None:
             return
         if self._saves == 1:
@@ -72,7 +72,7 @@ class SaveWatch:
             )
         self._first = None
 
-    def _look_at_gradients(self, step: int, optimizers: Iterable[Any], optimizer_steps: int) -> None:
+    def _check_gradients(self, step: int, optimizers: Iterable[Any], optimizer_steps: int) -> None:
         stepped, self._steps_seen = optimizer_steps != self._steps_seen, optimizer_steps
         if stepped or optimizer_steps == 0 or self._amid is None or not any(map(_has_gradient, optimizers)):
             return

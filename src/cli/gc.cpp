@@ -20,7 +20,7 @@ constexpr const char* kGcFooter =
 checkpoints that were given up, and checkpoints that a rollback replaced, once the run that went on has committed.
 With --set-aside, it also removes damaged checkpoints that a restore set aside (slackwater ls lists them).
 It never removes a checkpoint that is live (slackwater rm does), is pinned, or cannot be read.
-It refuses while a run uses the directory. A run also removes by itself what earlier runs left behind.
+It refuses while a run uses the directory. A run also removes what earlier runs left behind.
 
 Keys of --json: directory, dry_run, removed [as in ls, state, why, freed_bytes],
 failed [as in ls, state, why, error], freed_bytes.
@@ -87,7 +87,7 @@ int run_gc(const GcArguments& arguments) {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const std::optional<LockedTier> tier =
       lock_tier(*fs, arguments.directory, arguments.options,
-                "end that run first; at its start, a run removes by itself what earlier ones left behind");
+                "end that run first; at its start, a run removes what earlier ones left behind");
   if (!tier) return kFailed;
   const std::vector<Chosen> chosen = choose(*fs, arguments, *tier);
   if (chosen.empty()) print_problem("note", fmt::format("there is nothing to remove in {}", arguments.directory));

@@ -16,7 +16,7 @@ namespace {
 constexpr const char* kLsFooter =
     R"(A version is live if the newest attempt (start of the run) has committed or adopted it. Only live versions are
 restored.
-A version that a restore found damaged is set aside: it is listed and kept, and no run deletes it by itself.
+A version that a restore found damaged is set aside: it is listed and kept, and no run deletes it.
 --all also shows versions that are
   replaced    committed, then left behind by a rollback
   aborted     given up by their writer

@@ -1,5 +1,5 @@
-// The slackwater binary. ls, show and verify only read, take no lock, and may run beside a trainer. So may pin. rm and
-// gc take the lock.
+// The slackwater binary. ls, show and verify only read, take no lock, and may run while a trainer runs. So may pin. rm
+// and gc take the lock.
 #include <cstdio>
 #include <exception>
 #include <vector>
@@ -26,7 +26,7 @@ constexpr const char* kFooter = R"(Examples:
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
 that can be read.)";
 
-int run(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints.", "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
   using namespace slackwater::cli;
   int code = kFailed;
   try {
-    code = run(argc, argv);
+    code = run_command(argc, argv);
   } catch (const std::exception& error) {  // from the libraries: out of memory, stdout gone
     print_problem("error", error.what());
     return kFailed;

@@ -17,8 +17,8 @@ namespace slackwater::cli {
 namespace {
 
 constexpr const char* kPinFooter =
-    R"(No run deletes a pinned checkpoint by itself: not because of keep, not after a rollback, not on a full disk.
-pin takes no lock and works beside a running trainer. The pin stays until the checkpoint is removed
+    R"(No run deletes a pinned checkpoint: not because of keep, not after a rollback, not on a full disk.
+pin takes no lock and works while a trainer runs. The pin stays until the checkpoint is removed
 (slackwater rm --pinned, or delete(step) in the run).
 If one of the steps is missing, none is pinned.
 
@@ -34,7 +34,7 @@ struct PinArguments {
   bool json = false;
 };
 
-// The live version; otherwise one that a rollback replaced, which a pin keeps, too. Prints its errors.
+// The live version; otherwise one that a rollback replaced, which a pin also keeps. Prints its errors.
 std::optional<CatalogEntry> find_entry(const Catalog& catalog, const std::string& directory, std::uint64_t step) {
   const auto first = [&](VersionState state) -> const CatalogEntry* {
     for (const CatalogEntry& entry : catalog.entries)

@@ -26,10 +26,6 @@ namespace {
 
 constexpr std::uint64_t kMaxHolderBytes = 512;
 
-std::string lock_path(const std::string& directory) {
-  return fmt::format("{}/{}/{}", directory, kControlDirectory, kLockName);
-}
-
 // "process 47 on node7, newest attempt 3, run 'gpt'". The lock file names a process and a host; only the attempts say
 // which run that is. A run that has just started may not have claimed its attempt yet.
 std::string who_runs(FileSystem& fs, const std::string& directory, const Catalog& catalog) {
@@ -96,7 +92,7 @@ constexpr int kPromptMs = 60'000;
 bool confirmed_on_terminal(const std::string& question) {
   fmt::print(stderr, "{} [y/N] ", escape_controls(question));
   std::fflush(stderr);
-  // Do not wait for ever: we hold the lock meanwhile, and a run that starts now would not get it.
+  // Do not wait for ever: we hold the lock, and a run that starts now would not get it.
   pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   if (::poll(&input, 1, kPromptMs) <= 0) {
     fmt::print(stderr, "\n");

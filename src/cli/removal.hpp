@@ -33,7 +33,8 @@ struct LockedTier {
   std::uint32_t newest_attempt = 0;
 };
 
-// Takes the lock. If that fails, prints who has it. A dry run takes it, too, so that it fails where the real one would.
+// Takes the lock. If that fails, prints who has it. A dry run takes it as well, so that it fails where the real one
+// would.
 // `advice`: the hint for a user whose run is in the way.
 [[nodiscard]] std::optional<LockedTier> lock_tier(FileSystem& fs, const std::string& directory,
                                                   const RemovalOptions& options, const std::string& advice);

@@ -19,7 +19,7 @@ constexpr const char* kRmFooter =
     R"(Removes checkpoints for good, in the order in which a run does it: first the manifest, then the files.
 It refuses if
   a run uses the directory          end the run, or call delete(step) in it
-  a step is pinned                  --pinned removes it, too
+  a step is pinned                  --pinned removes it anyway
   nothing restorable would be left  --yes removes it anyway; on a terminal it asks
   one of the steps is missing       it then removes none of them
 A step may exist twice: a restore set it aside as damaged, and the run saved it again. Then only the damaged version
@@ -97,7 +97,7 @@ int run_rm(const RmArguments& arguments) {
     for (const Chosen& one : chosen) {
       if (!one.entry.info.pinned || arguments.pinned) continue;
       print_error(fmt::format("{} is pinned, so nothing was removed", spoken_name(one.entry.name)),
-                  "--pinned removes it, too");
+                  "--pinned removes it anyway");
       refused = true;
     }
     all.insert(all.end(), chosen.begin(), chosen.end());

@@ -3,10 +3,12 @@
 #include <system_error>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "engine/engine_impl.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 namespace slackwater {
 namespace {
@@ -60,7 +62,7 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   }
 
   bool ended = true;
-  if (left.empty() && cleaned && !(timeout && shared_.store.busy())) {
+  if (left.empty() && cleaned && !(timeout && shared_.versions.busy())) {
     shut_down(true);
   } else {
     // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
@@ -133,12 +135,12 @@ void Engine::Impl::shut_down(bool in_time) {
     slot->stopped = true;
     pipeline = slot->pipeline;
   }
-  if (pipeline) pipeline->stop();  // every save job has arrived now
+  if (pipeline) pipeline->stop();  // every save job is drained now
   committer_.stop();
   shared_.cleaner.stop();
   shared_.pipeline.lock()->pipeline.reset();
   restorer_.leave_ranks();
-  shared_.store.close();
+  shared_.versions.close();
 }
 
 }  // namespace slackwater

@@ -6,10 +6,12 @@
 #include <tuple>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 namespace slackwater {
 
@@ -30,8 +32,8 @@ void Committer::stop() {
 void Committer::loop(const std::stop_token& stop) {
   while (const std::shared_ptr<SaveJob> job = await_front(stop)) {
     finish(*job, stop);
-    job->snapshot->retire();  // before the job goes: a fence that gives it up may still be using it
-    jobs_.pop_front();        // only now is there room for another save(), and only now is the engine idle
+    job->snapshot->hooks().retire();  // before the job goes: a fence that gives it up may still be using it
+    jobs_.pop_front();                // only now is there room for another save(), and only now is the engine idle
   }
 }
 
@@ -41,7 +43,7 @@ void Committer::loop(const std::stop_token& stop) {
 std::shared_ptr<SaveJob> Committer::await_front(const std::stop_token& stop) {
   const std::shared_ptr<SaveJob> job = jobs_.front(stop);
   if (!job) return nullptr;
-  if (protocol_ == nullptr) return jobs_.wait_arrived(*job, stop) ? job : nullptr;
+  if (protocol_ == nullptr) return jobs_.wait_drained(*job, stop) ? job : nullptr;
 
   const auto bytes_moved = [&] {
     const Progress progress = job->snapshot->progress();
@@ -51,7 +53,7 @@ std::shared_ptr<SaveJob> Committer::await_front(const std::stop_token& stop) {
   const auto pause = std::clamp<std::chrono::milliseconds>(options_.commit_timeout / 64, std::chrono::milliseconds(1),
                                                            std::chrono::milliseconds(100));
   protocol_->begin_step();
-  for (auto seen = bytes_moved(); !jobs_.wait_arrived(*job, stop, pause);) {
+  for (auto seen = bytes_moved(); !jobs_.wait_drained(*job, stop, pause);) {
     if (stop.stop_requested()) return nullptr;
     const auto now = bytes_moved();
     protocol_->note_progress(std::exchange(seen, now) != now);
@@ -73,9 +75,9 @@ void Committer::finish(SaveJob& job, const std::stop_token& stop) {
       status = fail(job.voted ? ErrorKind::kInDoubt : ErrorKind::kOutOfMemory,
                     fmt::format("step {} could not be committed: {}", snapshot.step(), trouble.what()));
     }
-    // A pin may have been requested meanwhile. Write it before anybody learns that the step is committed.
+    // A pin may have been requested in the meantime. Write it before anybody learns that the step is committed.
     try {
-      settle_pin(job, status.has_value());
+      finish_pin(job, status.has_value());
     } catch (const std::exception& trouble) {
       log_.error("step {} could not be pinned: {}", snapshot.step(), trouble.what());
     }
@@ -83,7 +85,7 @@ void Committer::finish(SaveJob& job, const std::stop_token& stop) {
   }
   // The outcome is known to everybody who waits. The rest cannot change it, so its errors are only logged.
   try {
-    wind_up(job, status, stop);
+    report_outcome(job, status, stop);
   } catch (const std::exception& trouble) {
     log_.error("what step {} left behind could not be removed: {}", snapshot.step(), trouble.what());
   }
@@ -122,7 +124,7 @@ Result<RecordReference> Committer::write_record(SaveJob& job) {
   }
   // With several ranks, rank 0 writes the index once it has the parts of all ranks.
   const std::string no_index;
-  return cleaner_.alone_with_room([&](VersionStore& versions) {
+  return cleaner_.exclusive_with_room([&](VersionStore& versions) {
     return versions.write_record(record, protocol_ != nullptr ? no_index : job.index_text);
   });
 }
@@ -139,7 +141,7 @@ Status Committer::decide_alone(const SaveJob& job, const RecordReference& vote) 
   manifest.tensor_count = job.tensor_count;
   // The manifest is created exclusively. If somebody else was first, perhaps with an abort, that decision holds.
   SW_ASSIGN(const Manifest decided,
-            cleaner_.alone_with_room([&](VersionStore& versions) { return versions.decide(manifest); }));
+            cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.decide(manifest); }));
   if (decided.decision == Decision::kAbort) {
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", job.name.step, decided.reason),
                 job.directory);
@@ -149,10 +151,10 @@ Status Committer::decide_alone(const SaveJob& job, const RecordReference& vote) 
 }
 
 // After the outcome is known: reports a failure to the other ranks and to the user, and removes what it left behind.
-void Committer::wind_up(SaveJob& job, const Status& status, const std::stop_token& stop) {
+void Committer::report_outcome(SaveJob& job, const Status& status, const std::stop_token& stop) {
   Snapshot::Impl& snapshot = *job.snapshot;
   if (status) {
-    if (!std::exchange(told_pool_, true)) tell_pool(snapshot);
+    if (!std::exchange(logged_pool_size_, true)) log_pool_size(snapshot);
   } else {
     // The other ranks first, because they wait for this rank's vote.
     if (ranks_) ranks_->give_up(job, status.error(), stop);
@@ -173,7 +175,7 @@ void Committer::wind_up(SaveJob& job, const Status& status, const std::stop_toke
 // directory goes after the next commit.
 void Committer::remove_remains(const SaveJob& job) {
   if (job.directory.empty()) return;
-  const Status removed = shared_.store.alone([&](VersionStore& versions) {
+  const Status removed = shared_.versions.exclusive([&](VersionStore& versions) {
     return protocol_ != nullptr ? versions.discard(job.name, options_.rank)
                                 : versions.remove(job.name, "it could not be committed");
   });
@@ -182,23 +184,24 @@ void Committer::remove_remains(const SaveJob& job) {
   }
 }
 
-// Writes a requested pin before this rank votes. If that fails, settle_pin() tries once more.
+// Writes a requested pin before this rank votes. If that fails, finish_pin() tries once more.
 void Committer::pin_ahead(SaveJob& job) {
   if (!job.pin.lock()->wanted) return;
-  const Status pinned = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.pin_ahead(job.name); });
+  const Status pinned =
+      cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.pin_ahead(job.name); });
   job.pinned = pinned.has_value();
 }
 
 // Once it is known how the step ended: writes a pin that was requested in the meantime. Later calls to pin() find the
 // version on disk. Retention has not deleted this version yet, on any rank: it is the newest until this rank votes for
 // the next one.
-void Committer::settle_pin(SaveJob& job, bool committed) {
+void Committer::finish_pin(SaveJob& job, bool committed) {
   for (;;) {
     if (const auto pin = job.pin.lock(); !committed || !pin->wanted || job.pinned) {
       pin->settled = true;
       return;
     }
-    const Status pinned = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.pin(job.name); });
+    const Status pinned = cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.pin(job.name); });
     job.pinned = true;  // even if it failed: one try is enough
     if (pinned) {
       shared_.live.lock()->note_pinned(job.name);
@@ -214,7 +217,7 @@ void Committer::settle_pin(SaveJob& job, bool committed) {
 
 // Once, after the first checkpoint has shown how fast the disk is: logs what a pool smaller than the state costs at
 // each fence.
-void Committer::tell_pool(const Snapshot::Impl& snapshot) const {
+void Committer::log_pool_size(const Snapshot::Impl& snapshot) const {
   const SnapshotStats stats = snapshot.stats();
   const std::uint64_t pool_bytes = shared_.pipeline.lock()->pipeline->pool_bytes();
   if (stats.durable_seconds <= 0 || pool_bytes >= stats.total_bytes) return;

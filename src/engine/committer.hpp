@@ -5,7 +5,7 @@
 // requested while the decision is being made is written right after it, before anybody learns of the commit.
 // Owned by Engine::Impl. Thread rule: start() with InFlight's lock held, stop() from close(). All other functions and
 // the state belong to sw-commit.
-// Lifetime: stopped after the pipeline, because it commits or removes whatever has arrived.
+// Lifetime: stopped after the pipeline, because it commits or removes whatever is drained.
 #pragma once
 
 #include <memory>
@@ -23,30 +23,30 @@ class Committer {
   explicit Committer(EngineShared& shared);
 
   void start();  // idempotent; throws std::system_error, as start_thread() does
-  void stop();   // after every job that has arrived
+  void stop();   // after every job that is drained
 
  private:
   void loop(const std::stop_token& stop);
   [[nodiscard]] std::shared_ptr<SaveJob> await_front(const std::stop_token& stop);
-  void finish(SaveJob& job, const std::stop_token& stop);  // commits one save job that arrived, or removes it
+  void finish(SaveJob& job, const std::stop_token& stop);  // commits one drained save job, or removes it
   [[nodiscard]] Status commit(SaveJob& job, const std::stop_token& stop);
   [[nodiscard]] Result<RecordReference> write_record(SaveJob& job);
   [[nodiscard]] Status decide_alone(const SaveJob& job, const RecordReference& vote);
-  void wind_up(SaveJob& job, const Status& status, const std::stop_token& stop);
+  void report_outcome(SaveJob& job, const Status& status, const std::stop_token& stop);
   void remove_remains(const SaveJob& job);
   void pin_ahead(SaveJob& job);
-  void settle_pin(SaveJob& job, bool committed);
-  void tell_pool(const Snapshot::Impl& snapshot) const;
+  void finish_pin(SaveJob& job, bool committed);
+  void log_pool_size(const Snapshot::Impl& snapshot) const;
 
   EngineShared& shared_;
   const Options& options_ = shared_.options;
   const Log& log_ = shared_.log;
   CommitProtocol* const protocol_ = shared_.protocol.get();
   InFlight& jobs_ = shared_.jobs;
-  Cleaner& cleaner_ = shared_.cleaner;
+  CleanerThread& cleaner_ = shared_.cleaner;
 
   std::optional<RankCommitter> ranks_;  // if there are several
-  bool told_pool_ = false;
+  bool logged_pool_size_ = false;
 
   std::jthread thread_;  // started last
 };

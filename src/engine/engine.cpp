@@ -1,5 +1,7 @@
 #include "slackwater/engine.hpp"
 
+#include <fmt/format.h>
+
 #include "base/digest.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
@@ -29,7 +31,7 @@ Status check_options(const Options& options) {
 
 }  // namespace
 
-Result<Engine> open_engine(Options options, EngineParts parts) {
+Result<Engine> open_engine(Options options, EngineDependencies parts) {
   SW_TRY(check_options(options));
   while (options.path.size() > 1 && options.path.ends_with('/')) options.path.pop_back();
   if (!parts.fs) parts.fs = make_posix_file_system();

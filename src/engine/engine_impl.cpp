@@ -4,13 +4,15 @@
 #include <system_error>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 namespace slackwater {
 
-Engine::Impl::Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, const Catalog& catalog,
-                   Log log)
+Engine::Impl::Impl(Options options, EngineDependencies parts, std::unique_ptr<VersionStore> versions,
+                   const Catalog& catalog, Log log)
     : shared_(std::move(options), std::move(parts), std::move(versions), catalog, std::move(log)),
       fork_guard_([status = shared_.engine_status.get()] { status->disowned.store(true, std::memory_order_release); }),
       pipeline_maker_(shared_),
@@ -86,8 +88,8 @@ EngineStats Engine::Impl::stats() const {
 std::vector<VersionInfo> Engine::Impl::versions() const {
   if (disowned()) return {};
   if (options_.rank != 0) {
-    // Rank 0 makes and removes versions, so only the directory knows them. Without StoreAccess's lock, which sw-commit
-    // may hold during syncs.
+    // Rank 0 makes and removes versions, so only the directory knows them. Without the lock of VersionStoreAccess,
+    // which sw-commit may hold during syncs.
     const auto catalog = scan_catalog(*shared_.fs, options_.path);
     if (catalog) return catalog->live_versions();
     shared_.log.warn("the checkpoints could not be listed, so versions() returns those known before: {}",
@@ -114,9 +116,9 @@ Status Engine::Impl::pin(std::uint64_t step) {
     return fail(std::move(*error));
   }
   SW_ASSIGN(const VersionName name, find_version(step));
-  const auto alive = shared_.store.keep_alive();  // instead of the store's lock: no commit waits
-  SW_TRY(shared_.jobs.usable());                  // again: close() may have come before the lock
-  SW_TRY(shared_.store.beside_commits().pin(name));
+  const auto open = shared_.versions.keep_open();  // instead of the exclusive lock: no commit waits
+  SW_TRY(shared_.jobs.usable());                   // again: close() may have come before the lock
+  SW_TRY(shared_.versions.without_lock().pin(name));
   shared_.live.lock()->note_pinned(name);
   return {};
 }
@@ -126,9 +128,9 @@ Status Engine::Impl::remove(std::uint64_t step) {
   if (options_.rank != 0)
     return fail(ErrorKind::kInvalidArgument, "only rank 0 may delete a checkpoint", options_.path);
   const auto nobody_else_deletes = shared_.cleaner.hold();
-  const auto alive = shared_.store.keep_alive();  // instead of the store's lock: no commit waits
-  SW_TRY(shared_.jobs.usable());                  // again: close() may have come before the lock
-  VersionStore& store = shared_.store.beside_commits();
+  const auto open = shared_.versions.keep_open();  // instead of the exclusive lock: no commit waits
+  SW_TRY(shared_.jobs.usable());                   // again: close() may have come before the lock
+  VersionStore& store = shared_.versions.without_lock();
   SW_ASSIGN(const Catalog catalog, store.scan());
   // A step may exist several times: saved again after a rollback, and a damaged version of it that was set aside. The
   // damaged ones are removed first, and alone. A second call removes the good one.

@@ -4,8 +4,8 @@
 //   Planner    sw-plan: what must be known before bytes move
 //   Committer  sw-commit: sync, record, decision
 //   Restorer   restore(), on the trainer's thread
-//   Cleaner    sw-clean: deletes old versions, on rank 0
-//   SkipTurns  sw-turn: which steps are saved, if several ranks skip some
+//   CleanerThread    sw-clean: deletes old versions, on rank 0
+//   SkipThread  sw-turn: which steps are saved, if several ranks skip some
 // Thread rule: as Engine. docs/threading.md has the order of locks.
 // Lifetime: the parts end before what they share.
 #pragma once
@@ -31,11 +31,12 @@
 
 namespace slackwater {
 
-[[nodiscard]] Result<Engine> open_engine(Options options, EngineParts parts);
+[[nodiscard]] Result<Engine> open_engine(Options options, EngineDependencies parts);
 
 class Engine::Impl {
  public:
-  Impl(Options options, EngineParts parts, std::unique_ptr<VersionStore> versions, const Catalog& catalog, Log log);
+  Impl(Options options, EngineDependencies parts, std::unique_ptr<VersionStore> versions, const Catalog& catalog,
+       Log log);
   ~Impl();  // after close()
 
   Result<std::optional<Snapshot>> save(std::uint64_t step, State state);

@@ -2,27 +2,27 @@
 
 #include <utility>
 
-#include "engine/skip_turns.hpp"
-#include "ranks/store_transport.hpp"
+#include "engine/skip_thread.hpp"
+#include "ranks/key_value_transport.hpp"
 
 namespace slackwater {
 namespace {
 
 std::unique_ptr<RankTransport> make_transport(const Options& options, FileSystem& fs, const Clock& clock) {
   if (options.world == 1) return nullptr;
-  if (options.store) return std::make_unique<StoreTransport>(*options.store, clock, options.path);
-  return std::make_unique<StoreTransport>(fs, clock, options.path);
+  if (options.store) return std::make_unique<KeyValueTransport>(*options.store, clock, options.path);
+  return std::make_unique<KeyValueTransport>(fs, clock, options.path);
 }
 
 }  // namespace
 
-EngineShared::EngineShared(Options options_in, EngineParts parts, std::unique_ptr<VersionStore> versions,
-                           const Catalog& catalog, Log log_in)
+EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
+                           std::unique_ptr<VersionStore> version_store, const Catalog& catalog, Log log_in)
     : options(std::move(options_in)),
       log(std::move(log_in)),
-      fs(std::move(parts.fs)),
-      clock(std::move(parts.clock)),
-      files(parts.files.value_or(RankFiles::of_world(options.world))),
+      fs(std::move(dependencies.fs)),
+      clock(std::move(dependencies.clock)),
+      files(dependencies.files.value_or(RankFiles::of_world(options.world))),
       devices(options.cuda_driver, options.batched_copies),
       engine_status(std::make_shared<EngineStatus>()),
       transport(make_transport(options, *fs, *clock)),
@@ -39,10 +39,10 @@ EngineShared::EngineShared(Options options_in, EngineParts parts, std::unique_pt
                    : nullptr),
       retention{.keep = options.keep, .keep_every = options.keep_every, .best = options.keep_best},
       jobs(options, engine_status),
-      store(std::move(versions)),
+      versions(std::move(version_store)),
       live(catalog, retention),
-      cleaner(options.rank == 0, retention, store, live, errors, log),
-      turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipTurns>(*this) : nullptr) {}
+      cleaner(options.rank == 0, retention, versions, live, errors, log),
+      turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {}
 
 EngineShared::~EngineShared() = default;
 

@@ -16,12 +16,12 @@
 #include "base/log.hpp"
 #include "device/devices.hpp"
 #include "engine/background_errors.hpp"
-#include "engine/cleaner.hpp"
+#include "engine/cleaner_thread.hpp"
 #include "engine/engine_status.hpp"
 #include "engine/in_flight.hpp"
 #include "engine/live_versions.hpp"
 #include "engine/pipeline.hpp"
-#include "engine/store_access.hpp"
+#include "engine/version_store_access.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
 #include "ranks/commit_protocol.hpp"
@@ -32,17 +32,17 @@
 namespace slackwater {
 
 // What tests may replace.
-struct EngineParts {
+struct EngineDependencies {
   std::unique_ptr<FileSystem> fs;  // null: the real one
   std::unique_ptr<Clock> clock;
   std::optional<RankFiles> files = {};  // none: as it follows from the world size
 };
 
-class SkipTurns;
+class SkipThread;
 
 struct EngineShared {
-  EngineShared(Options options_in, EngineParts parts, std::unique_ptr<VersionStore> versions, const Catalog& catalog,
-               Log log_in);
+  EngineShared(Options options_in, EngineDependencies dependencies, std::unique_ptr<VersionStore> version_store,
+               const Catalog& catalog, Log log_in);
   ~EngineShared();
 
   [[nodiscard]] bool disowned() const { return engine_status->is_disowned(); }
@@ -60,7 +60,7 @@ struct EngineShared {
   const RetentionPolicy retention;
 
   InFlight jobs;
-  StoreAccess store;
+  VersionStoreAccess versions;
   Guarded<LiveVersions> live;
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.
@@ -72,8 +72,8 @@ struct EngineShared {
     std::atomic<std::uint64_t> skipped{0};
   } counts;
   Guarded<PipelineSlot> pipeline;
-  Cleaner cleaner;
-  const std::unique_ptr<SkipTurns> turns;  // null, unless several ranks skip steps
+  CleanerThread cleaner;
+  const std::unique_ptr<SkipThread> turns;  // null, unless several ranks skip steps
 };
 
 }  // namespace slackwater

@@ -74,10 +74,10 @@ std::shared_ptr<SaveJob> InFlight::next_to_plan(const std::stop_token& stop) {
   return job;
 }
 
-void InFlight::arrive(SaveJob& job) {
+void InFlight::mark_drained(SaveJob& job) {
   {
     std::lock_guard lock(mutex_);
-    job.arrived = true;
+    job.drained = true;
   }
   changed_.notify_all();
 }
@@ -87,11 +87,11 @@ std::shared_ptr<SaveJob> InFlight::front(const std::stop_token& stop) {
   return changed_.wait(lock, stop, [&] { return !active_.empty(); }) ? active_.front() : nullptr;
 }
 
-bool InFlight::wait_arrived(const SaveJob& job, const std::stop_token& stop,
+bool InFlight::wait_drained(const SaveJob& job, const std::stop_token& stop,
                             std::optional<std::chrono::milliseconds> pause) {
   Lock lock(mutex_);
-  const auto arrived = [&] { return job.arrived.load(); };
-  return pause ? changed_.wait_for(lock, stop, *pause, arrived) : changed_.wait(lock, stop, arrived);
+  const auto drained = [&] { return job.drained.load(); };
+  return pause ? changed_.wait_for(lock, stop, *pause, drained) : changed_.wait(lock, stop, drained);
 }
 
 void InFlight::pop_front() {
@@ -160,7 +160,7 @@ void InFlight::drop_unplanned() {
   std::lock_guard lock(mutex_);
   for (const auto& job : to_plan_) {
     job->snapshot->release_sources();
-    job->arrived = true;
+    job->drained = true;
   }
   to_plan_.clear();
 }

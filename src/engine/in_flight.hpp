@@ -1,6 +1,6 @@
 // InFlight: the save jobs between save() and their end, and whether close() has begun. One lock guards both, so that a
 // single moment decides: a step is accepted before close(), or not at all (docs/threading.md).
-//   save(): accept() -> sw-plan: next_to_plan() -> copies, writes: arrive() -> sw-commit: front(), pop_front()
+//   save(): accept() -> sw-plan: next_to_plan() -> copies, writes: mark_drained() -> sw-commit: front(), pop_front()
 // Owned by EngineShared. Thread rule: thread-safe. In a forked child, usable() returns before it touches the lock.
 #pragma once
 
@@ -25,7 +25,8 @@ class InFlight {
  public:
   InFlight(const Options& options, std::shared_ptr<EngineStatus> engine_status);
 
-  [[nodiscard]] Status usable() const;  // open, and not in a forked child; may be called with StoreAccess's locks held
+  [[nodiscard]] Status usable()
+      const;  // open, and not in a forked child; may be called with VersionStoreAccess's locks held
   [[nodiscard]] Error closed_error() const;
 
   // Runs `call` with the lock held, unless close() has begun. False: closed.
@@ -43,12 +44,12 @@ class InFlight {
 
   // For sw-plan. Null: told to stop.
   [[nodiscard]] std::shared_ptr<SaveJob> next_to_plan(const std::stop_token& stop);
-  void arrive(SaveJob& job);  // nothing of it is under way any more; sw-commit takes over
+  void mark_drained(SaveJob& job);  // all its copies and writes have ended; sw-commit takes over
 
-  // For sw-commit: the next save job to commit, whether or not it has arrived. Null: told to stop, and there is none.
+  // For sw-commit: the next save job to commit, whether or not it is drained. Null: told to stop, and there is none.
   [[nodiscard]] std::shared_ptr<SaveJob> front(const std::stop_token& stop);
   // False: told to stop, or `pause` has passed.
-  [[nodiscard]] bool wait_arrived(const SaveJob& job, const std::stop_token& stop,
+  [[nodiscard]] bool wait_drained(const SaveJob& job, const std::stop_token& stop,
                                   std::optional<std::chrono::milliseconds> pause = {});
   void pop_front();
 
@@ -62,7 +63,7 @@ class InFlight {
   [[nodiscard]] bool begin_close();
   // Only for close(), and briefly: a held job keeps everything that it captured.
   [[nodiscard]] std::vector<std::shared_ptr<SaveJob>> jobs() const;
-  void drop_unplanned();  // marks them as arrived; after sw-plan has ended
+  void drop_unplanned();  // marks them as drained; after sw-plan has ended
 
  private:
   using Instant = EngineStatus::Instant;

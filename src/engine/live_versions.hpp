@@ -36,7 +36,7 @@ class LiveVersions {
   // From here on this run continues that version. Later versions are replaced at the next commit, except those passed
   // over as damaged: they are set aside and kept.
   void go_on_from(const VersionInfo& restored, const Catalog& catalog, const std::vector<SetAside>& passed_over);
-  // Rank 0 decides which versions stay live. Those that only other ranks have seen are checkpoints, too.
+  // Rank 0 decides which versions stay live. Those that only other ranks have seen are live as well.
   void adopt_unseen(const VersionName& restored, const std::vector<VersionName>& seen);
 
   // None before the first save, and after a restore.

@@ -68,10 +68,10 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
                                    registrar->slab_ready(index, memory);
                                  },
                                  numa_node, TouchOptions{.threads = touch_threads(options), .log = log}));
-  pipeline->stager_ = std::make_unique<Stager>(
-      *pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options),
-                                        .copies_ahead_bytes = options.copies_ahead_bytes,
-                                        .stall_timeout = options.stall_timeout});
+  pipeline->stager_ =
+      std::make_unique<Stager>(*pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options),
+                                                               .copies_ahead_bytes = options.copies_ahead_bytes,
+                                                               .stall_timeout = options.stall_timeout});
   return pipeline;
 }
 
@@ -101,7 +101,7 @@ void Pipeline::pin_slabs() {
   }
 }
 
-void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_arrived,
+void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_drained,
                       std::function<bool()> make_room) {
   const auto& parts = job->layout->parts;
   auto stage_job = std::make_shared<StageJob>();
@@ -126,7 +126,7 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
               counted = bytes;
             },
         .on_written =
-            [this, job, part, on_arrived](Result<WrittenFile> result) {
+            [this, job, part, on_drained](Result<WrittenFile> result) {
               if (result) {
                 std::lock_guard lock(job->mutex);
                 job->written[part] = std::move(*result);
@@ -134,7 +134,7 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
                 job->snapshot->fail(result.error());
                 stager_->cancel(job->stage_job, result.error());
               }
-              job->end_one(on_arrived);
+              job->finish_operation(on_drained);
             },
     }));
   }
@@ -161,9 +161,9 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   stage_job->on_queued = [snapshot = job->snapshot](std::vector<DevicePoint> points) {
     snapshot->reach(Level::kFenced, std::move(points));
   };
-  stage_job->on_done = [this, weak = std::weak_ptr(job), on_arrived](Status status) {
+  stage_job->on_done = [this, weak = std::weak_ptr(job), on_drained](Status status) {
     const auto self = weak.lock();
-    if (!self) return;  // cannot happen: InFlight holds every save job until it has arrived
+    if (!self) return;  // cannot happen: InFlight holds every save job until it is drained
     if (status) {
       self->snapshot->reach(Level::kStaged);
     } else {
@@ -175,13 +175,13 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
     self->captured.devices.clear();  // the early copies have been read
     self->state.owner.reset();
     self->snapshot->release_sources();
-    self->end_one(on_arrived);
+    self->finish_operation(on_drained);
   };
-  // The hook is removed when the snapshot retires, which is before the stager goes.
+  // The hook is removed when the snapshot's hooks retire, which is before the stager goes.
   const bool on_device = !job->captured.devices.empty();  // on_done clears them
   stager_->enqueue(stage_job);
   if (on_device) {
-    job->snapshot->set_queue_all([stager = stager_.get(), weak = std::weak_ptr(stage_job)] {
+    job->snapshot->hooks().set_queue_all([stager = stager_.get(), weak = std::weak_ptr(stage_job)] {
       if (const auto self = weak.lock()) stager->queue_all(self);
     });
   }

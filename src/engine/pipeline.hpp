@@ -1,5 +1,6 @@
 // Pipeline: pool, copy threads and file writer. The only place that joins stage and store.
-// Owned by the engine, made at its first save. Thread rule: launch() from sw-plan, the rest from any thread.
+// Made by PipelineMaker, owned by EngineShared (PipelineSlot). Thread rule: launch() from sw-plan, the rest from any
+// thread.
 // Lifetime: FileSystem and Devices outlive it. The destructor ends what is under way and waits for writes in flight.
 #pragma once
 
@@ -31,14 +32,14 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Opens the files and queues the copies. Needs directory, layout and captured sources. `on_arrived` is called once,
+  // Opens the files and queues the copies. Needs directory, layout and captured sources. `on_drained` is called once,
   // after the last outstanding operation of this job has finished. The caller counts as one operation and must call
-  // SaveJob::end_one() too. The snapshot tells whether the job failed. `make_room`: as in FileSpec.
-  void launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_arrived, std::function<bool()> make_room);
-  // Ends what is under way, waits for writes in flight, joins the threads. Every save job has arrived afterwards.
+  // SaveJob::finish_operation() too. The snapshot tells whether the job failed. `make_room`: as in FileSpec.
+  void launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_drained, std::function<bool()> make_room);
+  // Ends what is under way, waits for writes in flight, joins the threads. Every save job is drained afterwards.
   // Idempotent.
   void stop();
-  // Gives up a save job, whether or not it was launched yet. It arrives as failed.
+  // Gives up a save job, whether or not it was launched yet. It is then drained as a failed job.
   static void give_up(SaveJob& job, const Error& error);
 
   [[nodiscard]] Pool& pool() { return *pool_; }
@@ -79,8 +80,8 @@ class Pipeline {
 struct PipelineSlot {
   std::shared_ptr<Pipeline> pipeline;  // null: not made yet, or released
   bool stopped = false;
-  bool foreseen = false;     // sized for a state that nobody has saved yet: the first save may want a larger one
-  bool skips_steps = false;  // prepare() was called: with OnBusy::kSkip, steps are skipped until the pool is touched
+  bool foreseen = false;        // sized for a state that nobody has saved yet: the first save may want a larger one
+  bool skips_steps = false;     // prepare() was called: with OnBusy::kSkip, steps are skipped until the pool is touched
   EngineStats last_stats = {};  // when it was stopped
 
   [[nodiscard]] EngineStats stats() const;  // without those of snapshots

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "capture/share_replicas.hpp"

@@ -3,10 +3,12 @@
 #include <exception>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "capture/value_digests.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 #include "version/index_entries.hpp"
 
 namespace slackwater {
@@ -36,7 +38,7 @@ void Planner::loop(const std::stop_token& stop) {
       job->device_copies.clear();  // waits for the samples: they still read the tensors
       job->state.owner.reset();
       job->snapshot->release_sources();
-      jobs_.arrive(*job);
+      jobs_.mark_drained(*job);
     }
   }
 }
@@ -51,7 +53,7 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
   if (const auto error = job->snapshot->error()) return fail(*error);
   // Without the store's lock: sw-commit may hold that during the syncs of an earlier step, and the copies of this one
   // must not wait for them. make_version() needs only the attempt, which only this thread claims.
-  SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.store.beside_commits().make_version(step); }));
+  SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.versions.without_lock().make_version(step); }));
   // Every offset is fixed before a byte moves, so that slabs can be written in any order.
   SW_ASSIGN(SnapshotLayout layout,
             plan_layout(job->state,
@@ -61,19 +63,19 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
   job->snapshot->set_total(job->layout->size_bytes);
   // The first layout tells how large an automatic pool should be.
   SW_ASSIGN(const std::shared_ptr<Pipeline> pipeline, pipelines_.for_save(job->state, *job->layout));
-  const auto on_arrived = [this, job = job.get()] { jobs_.arrive(*job); };
+  const auto on_drained = [this, job = job.get()] { jobs_.mark_drained(*job); };
   {
     std::lock_guard lock(job->mutex);  // give_up() finds the job either not launched at all or fully launched
     if (job->given_up) return fail(job->snapshot->error().value_or(Error{}));
-    pipeline->launch(job, on_arrived, cleaner_.room_maker());
+    pipeline->launch(job, on_drained, cleaner_.room_maker());
     job->launched = pipeline.get();
   }
   // The index follows from the layout alone, so it is made while the bytes move.
   if (const Status indexed = make_index(*job); !indexed) {
-    job->snapshot->fail(indexed.error());  // copies are under way, so the job must drain before it arrives
+    job->snapshot->fail(indexed.error());  // copies are under way: they must end first
     Pipeline::give_up(*job, indexed.error());
   }
-  job->end_one(on_arrived);  // the planner's own operation, see Pipeline::launch()
+  job->finish_operation(on_drained);  // the planner's own operation, see Pipeline::launch()
   return {};
 }
 
@@ -109,7 +111,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   std::vector<std::string> members;
   if (protocol_ != nullptr) {
     SW_ASSIGN(members, protocol_->rendezvous(stop));
-    if (!protocol_->leads()) {
+    if (!protocol_->is_rank_0()) {
       SW_ASSIGN(const AnnouncedAttempt announced, protocol_->await_attempt(step, known, stop));
       job.name = {step, announced.number};  // from here on this rank can tell the others if it fails
       if (announced.error) return fail(*announced.error);
@@ -119,8 +121,8 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   {
     // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
     const auto nobody_deletes = cleaner_.hold();
-    attempt = shared_.store.alone([&](VersionStore& versions) -> Result<Attempt> {
-      if (protocol_ != nullptr && !protocol_->leads())
+    attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
+      if (protocol_ != nullptr && !protocol_->is_rank_0())
         return versions.accept(job.name.attempt, options_.rank, protocol_->id());
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
       return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
@@ -130,7 +132,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
   if (attempt) claimed_.emplace(start.epoch, *attempt);
   Status told;
-  if (protocol_ != nullptr && protocol_->leads()) told = protocol_->announce_attempt(step, attempt);
+  if (protocol_ != nullptr && protocol_->is_rank_0()) told = protocol_->announce_attempt(step, attempt);
   if (!attempt) return fail(std::move(attempt).error());
   SW_TRY(told);
   job.attempt = *attempt;

@@ -40,7 +40,7 @@ class Planner {
   CommitProtocol* const protocol_ = shared_.protocol.get();
   InFlight& jobs_ = shared_.jobs;
   Guarded<LiveVersions>& live_ = shared_.live;
-  Cleaner& cleaner_ = shared_.cleaner;
+  CleanerThread& cleaner_ = shared_.cleaner;
 
   std::optional<std::pair<std::uint64_t, Attempt>> claimed_;  // epoch and attempt; the other ranks may not know it yet
 

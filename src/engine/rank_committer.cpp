@@ -4,6 +4,8 @@
 #include <exception>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/digest.hpp"
 #include "base/result.hpp"
 
@@ -20,19 +22,19 @@ Manifest manifest_of(const EngineShared& shared, const SaveJob& job, Decision de
 }
 
 Status RankCommitter::decide(SaveJob& job, const RecordReference& record, const std::stop_token& stop) {
-  SW_ASSIGN(Ballot own, ballot_of(job, record));
-  // From here on other ranks may have the ballot and commit with it, so this rank must not give up alone any more.
+  SW_ASSIGN(Vote own, vote_of(job, record));
+  // From here on other ranks may have the vote and commit with it, so this rank must not give up alone any more.
   job.voted = true;
-  auto ballots = protocol_->vote(job.name, job.directory, std::move(own), index_cache_, stop);
-  if (protocol_->leads()) {
-    SW_TRY(decide_for_all(job, std::move(ballots)));
+  auto votes = protocol_->vote(job.name, job.directory, std::move(own), index_cache_, stop);
+  if (protocol_->is_rank_0()) {
+    SW_TRY(decide_for_all(job, std::move(votes)));
   } else {
-    // Even if the ballot was not delivered, there is one decision for the version, and this rank must learn it.
-    if (!ballots) log_.warn("this rank's vote was not delivered: {}", ballots.error().to_string());
+    // Even if the vote was not delivered, there is one decision for the version, and this rank must learn it.
+    if (!votes) log_.warn("this rank's vote was not delivered: {}", votes.error().to_string());
     SW_TRY(learn_outcome(job, stop));
-    protocol_->forget(job.name);  // rank 0 has decided, so nobody will read this rank's ballot any more
+    protocol_->forget(job.name);  // rank 0 has decided, so nobody will read this rank's vote any more
   }
-  // Everybody has what was committed. The next ballots carry only what has changed.
+  // Everybody has what was committed. The next votes carry only what has changed.
   index_cache_.committed();
   if (job.compares_every_byte) *shared_.replicas_compared.lock() = job.replicas;
   return {};
@@ -43,24 +45,24 @@ void RankCommitter::give_up(SaveJob& job, const Error& error, const std::stop_to
   index_cache_.given_up();
 }
 
-// This rank's ballot: its record, its part of the index, and digests of everything that should be the same on all
+// This rank's vote: its record, its part of the index, and digests of everything that should be the same on all
 // ranks.
-Result<Ballot> RankCommitter::ballot_of(SaveJob& job, const RecordReference& record) const {
+Result<Vote> RankCommitter::vote_of(SaveJob& job, const RecordReference& record) const {
   const Digest128 part = digest128(job.index_text);
-  Ballot ballot{.records = {run_of(record.rank, record.digest)},
-                .index_parts = {{options_.rank, 1, part, std::move(job.index_text)}},
-                .size_bytes = job.layout->size_bytes,
-                .replicas = {},
-                .samples = {},
-                .replicated_values = {},
-                .values = {job.value_digests.begin(), job.value_digests.end()},
-                .failures = {}};
+  Vote vote{.records = {run_of(record.rank, record.digest)},
+            .index_parts = {{options_.rank, 1, part, std::move(job.index_text)}},
+            .size_bytes = job.layout->size_bytes,
+            .replicas = {},
+            .samples = {},
+            .replicated_values = {},
+            .values = {job.value_digests.begin(), job.value_digests.end()},
+            .failures = {}};
   for (const auto& [group, tensors] : job.replica_digests) {
-    ballot.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
+    vote.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
   }
   // Samples may still be pending on a device. Waiting for them here, long after the fence, holds nobody up.
   SW_ASSIGN(auto samples, job.replica_samples.samples(options_.rank));
-  for (auto& [group, seen] : samples) ballot.samples[group].push_back(std::move(seen));
+  for (auto& [group, seen] : samples) vote.samples[group].push_back(std::move(seen));
   if (!job.state.replicated_values.empty()) {
     std::vector<std::pair<std::string_view, std::uint64_t>> values;
     std::string names;  // part of the digest, so that a value which a rank lacks is a difference
@@ -68,26 +70,26 @@ Result<Ballot> RankCommitter::ballot_of(SaveJob& job, const RecordReference& rec
       values.emplace_back(name, digest);
       names += name + '\n';
     }
-    ballot.replicated_values.push_back(samples_of(options_.rank, 0, digest64(std::as_bytes(std::span(names))),
-                                                  job.name.step, values,
-                                                  job.compares_every_byte ? kMaxListedValues : kListedSamples));
+    vote.replicated_values.push_back(samples_of(options_.rank, 0, digest64(std::as_bytes(std::span(names))),
+                                                job.name.step, values,
+                                                job.compares_every_byte ? kMaxListedValues : kListedSamples));
   }
-  return ballot;
+  return vote;
 }
 
 // On rank 0. The others wait for an outcome, whatever happens here. So every path leads to announce().
-Status RankCommitter::decide_for_all(const SaveJob& job, Result<Ballot> ballots) {
+Status RankCommitter::decide_for_all(const SaveJob& job, Result<Vote> votes) {
   std::string reason;          // for the abort; empty: no abort needs to be written
   std::optional<Error> error;  // of the step; none: committed
   Publishing publishing;
-  if (!ballots) {
-    reason = fmt::format("rank 0: {}", ballots.error().message);
-  } else if (!ballots->failures.empty()) {
-    reason = describe(ballots->failures);
+  if (!votes) {
+    reason = fmt::format("rank 0: {}", votes.error().message);
+  } else if (!votes->failures.empty()) {
+    reason = describe(votes->failures);
     // Only rank 0 deletes, so it makes room for a rank that ran out of space.
-    if (std::ranges::any_of(ballots->failures, &Ballot::Failure::no_space)) cleaner_.request(Need::kSpace);
-    publishing.replicas_differ = std::ranges::any_of(ballots->failures, &Ballot::Failure::replicas_differ);
-  } else if (Status published = try_to_publish(job, std::move(*ballots), publishing); !published) {
+    if (std::ranges::any_of(votes->failures, &Vote::Failure::no_space)) cleaner_.request(Need::kSpace);
+    publishing.replicas_differ = std::ranges::any_of(votes->failures, &Vote::Failure::replicas_differ);
+  } else if (Status published = try_to_publish(job, std::move(*votes), publishing); !published) {
     error = std::move(published).error();
     const bool settled = error->kind == ErrorKind::kInDoubt || error->kind == ErrorKind::kAborted;
     // A mismatch already names the ranks that disagree.
@@ -112,7 +114,7 @@ Status RankCommitter::decide_for_all(const SaveJob& job, Result<Ballot> ballots)
 std::optional<Error> RankCommitter::give_up_for_all(const SaveJob& job, const std::string& reason, bool tried) {
   Manifest manifest = manifest_of(shared_, job, Decision::kAbort);
   manifest.reason = reason;
-  const auto decided = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
+  const auto decided = cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
   if (decided && decided->decision == Decision::kCommit) {
     cleaner_.note_committed(*decided, job.pinned);
     return std::nullopt;
@@ -136,36 +138,37 @@ std::optional<Error> RankCommitter::give_up_for_all(const SaveJob& job, const st
 }
 
 // The other ranks wait for an outcome, so an exception must become an Error.
-Status RankCommitter::try_to_publish(const SaveJob& job, Ballot ballots, Publishing& publishing) {
+Status RankCommitter::try_to_publish(const SaveJob& job, Vote votes, Publishing& publishing) {
   try {
-    return publish_commit(job, std::move(ballots), publishing);
+    return publish_commit(job, std::move(votes), publishing);
   } catch (const std::exception& trouble) {
     return fail(ErrorKind::kOutOfMemory, fmt::format("the index of all ranks could not be made: {}", trouble.what()));
   }
 }
 
-// Compares the ballots, writes the index of all ranks, and then the decision.
-Status RankCommitter::publish_commit(const SaveJob& job, Ballot ballots, Publishing& publishing) {
+// Compares the votes, writes the index of all ranks, and then the decision.
+Status RankCommitter::publish_commit(const SaveJob& job, Vote votes, Publishing& publishing) {
   // Ranks that have drifted apart must not become one checkpoint.
-  if (auto mismatch = replica_mismatch(ballots)) {
+  if (auto mismatch = replica_mismatch(votes)) {
     publishing.replicas_differ = true;
     return fail(ErrorKind::kMismatch, std::move(*mismatch));
   }
   // Merges the parts into one index. That fails unless the boxes of every tensor cover it exactly.
-  SW_ASSIGN(const auto index, index_cache_.merge(job.name.attempt, std::move(ballots.index_parts), Reach::kEverybody));
+  SW_ASSIGN(const auto index, index_cache_.merge(job.name.attempt, std::move(votes.index_parts), Scope::kEverybody));
   // A reader that does not know these features must refuse the version, not misread it.
   Manifest manifest = manifest_of(shared_, job, Decision::kCommit);
   if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
   if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
-  manifest.rank_local_values = rank_local_values(ballots);
-  SW_ASSIGN(manifest.records, references(ballots, shared_.files, job.directory));
+  manifest.rank_local_values = rank_local_values(votes);
+  SW_ASSIGN(manifest.records, references(votes, shared_.files, job.directory));
   manifest.index_digest = index->digest;
-  manifest.size_bytes = ballots.size_bytes;
+  manifest.size_bytes = votes.size_bytes;
   manifest.tensor_count = index->tensor_count;
   // The index must be durable before the manifest, which states its digest.
-  SW_TRY(cleaner_.alone_with_room([&](VersionStore& versions) { return versions.write_index(job.name, index->text); }));
+  SW_TRY(cleaner_.exclusive_with_room(
+      [&](VersionStore& versions) { return versions.write_index(job.name, index->text); }));
   publishing.tried = true;  // before the call: even if it throws, the decision may be on disk
-  const auto decided = cleaner_.alone_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
+  const auto decided = cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
   if (!decided) {
     // Without space nothing was written. After any other failure the decision may still be on disk.
     publishing.tried = decided.error().kind != ErrorKind::kNoSpace;
@@ -185,7 +188,7 @@ Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& s
     if ((*told)->error) return fail(*(*told)->error);
     return {};
   }
-  // The vote counts even though this rank closes. Only the disk will tell how the step ended.
+  // The vote is valid even though this rank closes. Only the disk will tell how the step ended.
   if (!told && told.error().kind == ErrorKind::kClosed) {
     return fail(ErrorKind::kInDoubt,
                 fmt::format("rank {} was closed after it voted for step {}; the other ranks decide without it",
@@ -198,7 +201,8 @@ Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& s
            : told.error().message;
   Manifest manifest = manifest_of(shared_, job, Decision::kAbort);
   manifest.reason = reason;
-  auto decided = shared_.store.alone([&](VersionStore& versions) { return versions.decide(std::move(manifest)); });
+  auto decided =
+      shared_.versions.exclusive([&](VersionStore& versions) { return versions.decide(std::move(manifest)); });
   if (!decided) {
     Error error = std::move(decided).error();
     // Only rank 0 removes the directory: of a newer attempt, or of this one after an abort.
@@ -212,7 +216,7 @@ Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& s
   return {};
 }
 
-// Sends a ballot that says why the step failed here, so that nobody waits for this rank's vote until the deadline.
+// Votes with the reason why the step failed here, so that nobody waits for this rank until the deadline.
 void RankCommitter::report_failure(SaveJob& job, const Error& error, const std::stop_token& stop) {
   job.voted = true;
   if (job.name.attempt == 0) {  // it failed before it was planned
@@ -221,14 +225,14 @@ void RankCommitter::report_failure(SaveJob& job, const Error& error, const std::
     job.attempt = *attempt;
     job.name = {job.snapshot->step(), attempt->number};
   }
-  auto ballots = protocol_->vote(
+  auto votes = protocol_->vote(
       job.name, job.directory,
-      Ballot{.failures = {{options_.rank, error.to_string(), error.kind == ErrorKind::kNoSpace}}}, index_cache_, stop);
-  if (protocol_->leads()) {
-    static_cast<void>(decide_for_all(job, std::move(ballots)));  // this snapshot already has its error
-  } else if (!ballots) {
+      Vote{.failures = {{options_.rank, error.to_string(), error.kind == ErrorKind::kNoSpace}}}, index_cache_, stop);
+  if (protocol_->is_rank_0()) {
+    static_cast<void>(decide_for_all(job, std::move(votes)));  // this snapshot already has its error
+  } else if (!votes) {
     log_.warn("the other ranks could not be told that step {} failed here: {}", job.name.step,
-              ballots.error().to_string());
+              votes.error().to_string());
   }
 }
 

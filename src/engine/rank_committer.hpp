@@ -8,9 +8,9 @@
 #include <string>
 
 #include "engine/engine_shared.hpp"
-#include "ranks/ballot.hpp"
 #include "ranks/commit_protocol.hpp"
 #include "ranks/merged_index.hpp"
+#include "ranks/vote.hpp"
 
 namespace slackwater {
 
@@ -33,10 +33,10 @@ class RankCommitter {
     bool replicas_differ = false;  // so there is no commit
   };
 
-  [[nodiscard]] Result<Ballot> ballot_of(SaveJob& job, const RecordReference& record) const;
-  [[nodiscard]] Status decide_for_all(const SaveJob& job, Result<Ballot> ballots);
-  [[nodiscard]] Status try_to_publish(const SaveJob& job, Ballot ballots, Publishing& publishing);
-  [[nodiscard]] Status publish_commit(const SaveJob& job, Ballot ballots, Publishing& publishing);
+  [[nodiscard]] Result<Vote> vote_of(SaveJob& job, const RecordReference& record) const;
+  [[nodiscard]] Status decide_for_all(const SaveJob& job, Result<Vote> votes);
+  [[nodiscard]] Status try_to_publish(const SaveJob& job, Vote votes, Publishing& publishing);
+  [[nodiscard]] Status publish_commit(const SaveJob& job, Vote votes, Publishing& publishing);
   [[nodiscard]] std::optional<Error> give_up_for_all(const SaveJob& job, const std::string& reason, bool tried);
   [[nodiscard]] Status learn_outcome(const SaveJob& job, const std::stop_token& stop);
   void report_failure(SaveJob& job, const Error& error, const std::stop_token& stop);
@@ -46,7 +46,7 @@ class RankCommitter {
   const Options& options_ = shared_.options;
   const Log& log_ = shared_.log;
   CommitProtocol* const protocol_ = shared_.protocol.get();
-  Cleaner& cleaner_ = shared_.cleaner;
+  CleanerThread& cleaner_ = shared_.cleaner;
 
   IndexCache index_cache_;
 };

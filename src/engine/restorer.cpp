@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 #include "restore/checkpoint_reader.hpp"
 
 namespace slackwater {
@@ -107,7 +109,7 @@ Result<std::optional<Restored>> Restorer::nothing(const RestoreOptions& options,
 }
 
 Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& options, const Plan& plan) {
-  SW_ASSIGN(const Catalog catalog, shared_.store.scan(shared_.jobs));
+  SW_ASSIGN(const Catalog catalog, shared_.versions.scan(shared_.jobs));
   std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
   std::ranges::reverse(candidates);
   if (candidates.empty()) return nothing(options, catalog);
@@ -155,11 +157,11 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
   placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const auto lender = shared_.pipeline.lock()->idle();
-  const ReaderParts parts{.fs = shared_.fs.get(),
-                          .pool = lender ? &lender->pool() : nullptr,
-                          .devices = &shared_.devices,
-                          .viewer = Viewer{.rank = options_.rank, .world = options_.world},
-                          .on_progress = placing.on_progress};
+  const ReaderDependencies parts{.fs = shared_.fs.get(),
+                                 .pool = lender ? &lender->pool() : nullptr,
+                                 .devices = &shared_.devices,
+                                 .viewer = Viewer{.rank = options_.rank, .world = options_.world},
+                                 .on_progress = placing.on_progress};
   const ReadOptions read_options{.buffer_bytes = parts.pool != nullptr ? kRestoreFromPoolBytes : kRestoreBufferBytes,
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
@@ -184,7 +186,7 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
   placing.began = true;
   for (const Target& target : *targets) placing.placed.insert(target.name);
   if (!read || !options.read_rest) return read;
-  // What the caller reads itself belongs to the version, too: damage there is damage of the version.
+  // What the caller reads itself also belongs to the version: damage there is damage of the version.
   auto rest = options.read_rest(checkpoint, placing.on_progress);
   if (!rest && rest.error().kind != ErrorKind::kCorrupt) return refuse(std::move(rest).error());
   return rest;
@@ -220,7 +222,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
   Result<Catalog> catalog;
   std::vector<CatalogEntry> candidates;
   const auto list_versions = [&] {
-    catalog = shared_.store.scan(shared_.jobs);
+    catalog = shared_.versions.scan(shared_.jobs);
     Agreement::Offer offer{.step = options.step, .versions = {}, .error = {}};
     if (!catalog) {
       offer.error = catalog.error();

@@ -1,8 +1,8 @@
 // Restorer: restore() on the trainer's thread. It tries versions from the newest to the oldest, places one in the
 // caller's tensors, and passes over damaged ones. The next attempt then continues the restored version. With several
-// ranks, all of them place the same version, or none counts as restored.
-// Owned by Engine::Impl. Thread rule: restore() belongs to the trainer's thread. close() may run beside it, or inside
-// it in the caller's plan. close() calls leave_ranks() and does not wait for restore().
+// ranks, all of them place the same version, or the restore fails on all.
+// Owned by Engine::Impl. Thread rule: restore() belongs to the trainer's thread. close() may run during it, even inside
+// it, in the caller's plan. close() calls leave_ranks() and does not wait for restore().
 #pragma once
 
 #include <functional>

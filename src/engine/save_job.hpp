@@ -60,7 +60,7 @@ struct SaveJob {
 
   Guarded<PinRequest> pin;
   bool pinned = false;  // of sw-commit: the pin was written
-  bool voted = false;   // of sw-commit: the other ranks may have this one's ballot
+  bool voted = false;   // of sw-commit: the other ranks may have this one's vote
 
   std::mutex mutex;              // guards what follows
   Pipeline* launched = nullptr;  // the pipeline that has it; null: not launched yet
@@ -68,16 +68,16 @@ struct SaveJob {
   std::uint32_t under_way = 0;   // operations that have not ended: the copies (1), each file (1), the plan (1)
   std::vector<std::optional<WrittenFile>> written;  // by part
 
-  std::atomic<bool> arrived{false};  // nothing of it is under way any more; sw-commit takes over
+  std::atomic<bool> drained{false};  // all its copies and writes have ended; sw-commit takes over
 
-  // Ends one operation. The last one calls `on_arrived`.
-  void end_one(const std::function<void()>& on_arrived) {
+  // Ends one operation. The last one calls `on_drained`.
+  void finish_operation(const std::function<void()>& on_drained) {
     bool last = false;
     {
       std::lock_guard lock(mutex);
       last = --under_way == 0;
     }
-    if (last) on_arrived();
+    if (last) on_drained();
   }
 };
 

@@ -4,11 +4,13 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "capture/at_once_policy.hpp"
 #include "capture/pinned_tensors.hpp"
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 namespace slackwater {
 namespace {
@@ -93,10 +95,10 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   // Taken away from the job: the trainer may destroy its streams once save() has returned. What comes later has events.
   const std::vector<StreamRef> after = std::exchange(job->state.after, {});
   // Weak: the snapshot is shared with the user, and must not keep the captured tensors alive.
-  snapshot->set_cancel([weak = std::weak_ptr(job)](const Error& error) {
+  snapshot->hooks().set_cancel([weak = std::weak_ptr(job)](const Error& error) {
     if (const auto self = weak.lock()) Pipeline::give_up(*self, error);
   });
-  // The capture may have taken long, and close() may have run meanwhile. The step is accepted here: from now on close()
+  // The capture may have taken long, and close() may have run since. The step is accepted here: from now on close()
   // waits for it or names it.
   Status started;
   const bool open = jobs_.accept(std::move(job), [&] {

@@ -1,7 +1,7 @@
 // Saver: save() on the trainer's thread. It decides whether a step is saved, captures what cannot be captured later,
 // and hands a save job to sw-plan. It makes no file-system call. It waits for earlier jobs only if too many are in
 // flight.
-// Owned by Engine::Impl. Thread rule: one thread, the trainer's. close() may run beside it.
+// Owned by Engine::Impl. Thread rule: one thread, the trainer's. close() may run during save().
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ class Saver {
   const Options& options_ = shared_.options;
   const Log& log_ = shared_.log;
   InFlight& jobs_ = shared_.jobs;
-  SkipTurns* const turns_ = shared_.turns.get();
+  SkipThread* const turns_ = shared_.turns.get();
   const std::function<Status()> start_threads_;
 
   std::optional<std::uint64_t> last_step_;  // saved or restored by this engine

@@ -41,14 +41,13 @@ Error torn_error(const std::vector<std::string>& tensors) {
 
 Error freed_error(const std::vector<std::string>& tensors) {
   const bool one = tensors.size() == 1;
-  return Error{
-      .kind = ErrorKind::kTorn,
-      .message = fmt::format("the memory of tensor '{}'{} was freed or moved between save() and the fence; call "
-                             "fence(host=True) before freeing, resizing or offloading {}",
-                             tensors.at(0), one ? "" : fmt::format(" and of {} more", tensors.size() - 1),
-                             one ? "it" : "them"),
-      .path = {},
-      .tensor = tensors.front()};
+  return Error{.kind = ErrorKind::kTorn,
+               .message = fmt::format(
+                   "the memory of tensor '{}'{} was freed or moved between save() and the fence; call "
+                   "fence(host=True) before freeing, resizing or offloading {}",
+                   tensors.at(0), one ? "" : fmt::format(" and of {} more", tensors.size() - 1), one ? "it" : "them"),
+               .path = {},
+               .tensor = tensors.front()};
 }
 
 namespace {
@@ -91,7 +90,7 @@ Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<EngineStatus> engine_stat
 Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
   if (engine_status_->is_disowned()) return slackwater::fail(disowned_error());
   const auto began = Instant::now();
-  want_all_queued();
+  hooks_.want_all_queued();
   std::unique_lock lock(mutex_);
   const auto note_time = [&] { stats_.fence_seconds += std::chrono::duration<double>(Instant::now() - began).count(); };
   bool free = wait_for_copies(lock, !streams.empty());
@@ -128,10 +127,7 @@ bool Snapshot::Impl::wait_for_copies(std::unique_lock<std::mutex>& lock, bool qu
     // Nothing has moved for too long: training matters more than this snapshot.
     given_up = true;
     lock.unlock();
-    {
-      std::lock_guard cancel_lock(cancel_mutex_);
-      if (cancel_) cancel_(stalled_error(spec_.stall_timeout));
-    }
+    hooks_.cancel(stalled_error(spec_.stall_timeout));
     engine_status_->note_progress();  // check again after another full stall_timeout
     lock.lock();
   }
@@ -140,7 +136,7 @@ bool Snapshot::Impl::wait_for_copies(std::unique_lock<std::mutex>& lock, bool qu
 
 Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   if (engine_status_->is_disowned()) return slackwater::fail(disowned_error());
-  if (level == Level::kFenced) want_all_queued();
+  if (level == Level::kFenced) hooks_.want_all_queued();
   std::unique_lock lock(mutex_);
   const auto over = [&] { return level_ >= level || error_.has_value(); };
   if (!timeout) {
@@ -208,23 +204,6 @@ SnapshotStats Snapshot::Impl::stats() const {
   if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return stats_;
-}
-
-void Snapshot::Impl::set_cancel(std::function<void(Error)> cancel) {
-  std::lock_guard lock(cancel_mutex_);
-  cancel_ = std::move(cancel);
-}
-
-void Snapshot::Impl::set_queue_all(std::function<void()> queue_all) {
-  const std::lock_guard lock(queue_all_mutex_);
-  queue_all_ = std::move(queue_all);
-  if (all_wanted_) queue_all_();
-}
-
-void Snapshot::Impl::want_all_queued() {
-  const std::lock_guard lock(queue_all_mutex_);
-  if (std::exchange(all_wanted_, true) || !queue_all_) return;
-  queue_all_();
 }
 
 void Snapshot::Impl::finish_save() {
@@ -333,15 +312,6 @@ std::vector<std::string> Snapshot::Impl::torn_tensors() const {
   if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return torn_tensors_;
-}
-
-void Snapshot::Impl::retire() {
-  {
-    const std::lock_guard lock(queue_all_mutex_);
-    queue_all_ = nullptr;
-  }
-  std::lock_guard lock(cancel_mutex_);
-  cancel_ = nullptr;
 }
 
 double Snapshot::Impl::since_save_began() const {

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +17,7 @@
 
 #include "device/async_device.hpp"
 #include "engine/engine_status.hpp"
+#include "engine/snapshot_hooks.hpp"
 #include "slackwater/engine.hpp"
 #include "stage/stager.hpp"
 
@@ -53,11 +53,9 @@ class Snapshot::Impl {
   }
 
   // For the engine.
-  void set_cancel(std::function<void(Error)> cancel);  // how to give it up while it is in flight
-  // How to have all its copies queued; called at once if a fence came first.
-  void set_queue_all(std::function<void()> queue_all);
-  void finish_save();                                  // save() is about to return
-  void set_total(std::uint64_t total_bytes);           // the layout is known
+  [[nodiscard]] SnapshotHooks& hooks() { return hooks_; }  // retired when the engine releases the snapshot
+  void finish_save();                                      // save() is about to return
+  void set_total(std::uint64_t total_bytes);               // the layout is known
   void add_staged(std::uint64_t bytes);
   void add_written(std::uint64_t bytes);
   // No effect on a failed snapshot. `points`, for kFenced: every copy is made, or queued before one of these.
@@ -71,8 +69,6 @@ class Snapshot::Impl {
   [[nodiscard]] std::optional<Error> begin_decision();
   void conclude(const Status& outcome);  // committed, or failed with this error
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
-  // It has ended, and the engine releases it.
-  void retire();
 
  private:
   [[nodiscard]] double since_save_began() const;
@@ -81,21 +77,13 @@ class Snapshot::Impl {
   // was given up, and a device still reads the sources.
   [[nodiscard]] bool wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough);
 
-  // The trainer wants to go on, so no copy is held back any longer. Does not wait.
-  void want_all_queued();
-
   const Spec spec_;
   const std::shared_ptr<EngineStatus> engine_status_;
 
   std::atomic<std::uint64_t> staged_bytes_{0};
   std::atomic<std::uint64_t> written_bytes_{0};
 
-  std::mutex cancel_mutex_;  // held while cancel_ runs, so that retire() waits for it
-  std::function<void(Error)> cancel_;
-
-  std::mutex queue_all_mutex_;  // held while queue_all_ runs; a leaf but for the stager's lock
-  std::function<void()> queue_all_;
-  bool all_wanted_ = false;  // a fence was called
+  SnapshotHooks hooks_;
 
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;

@@ -1,4 +1,4 @@
-// MpiTransfer: one message on its way, with the memory that MPI reads or fills meanwhile.
+// MpiTransfer: one message on its way, with the memory that MPI reads or fills for it.
 // Owner: whoever sends or expects it. Thread rule: one thread at a time. Lifetime: may be dropped at any time. If the
 // message is still on its way, its memory is leaked, because MPI may use it until the process ends.
 #pragma once

@@ -46,7 +46,7 @@ Status DurableFile::finish() {
   if (round_up(size_bytes_, kDirectAlignment) != size_bytes_) SW_TRY(file_->truncate(size_bytes_));
   // 4. Sync data, length and extents. Never retried, because a second sync that succeeds proves nothing.
   SW_TRY(file_->sync_data());
-  // 5. Check the close, too. Some file systems report lost writes only here.
+  // 5. Check the result of close as well. Some file systems report lost writes only here.
   return file_->close();
 }
 

@@ -5,7 +5,7 @@
 //   write_durably:        create exclusively -> write -> fsync -> close                          (small files)
 //   publish_exclusively:  write a temp file durably -> link it to the final name -> unlink the temp file
 //                         -> fsync the directory
-// A failed sync or close is never retried. The file counts as lost.
+// A failed sync or close is never retried. The file is treated as lost.
 // Thread rule: the functions may run on any thread; a DurableFile belongs to one. The FileSystem outlives it.
 #pragma once
 
@@ -49,8 +49,8 @@ class DurableFile {
 
 // Whether the directory lists this name; kNotFound if there is no such directory. Use it to check for a name that
 // another host may make at any time. On NFS, do not open or lstat such a name: if it is missing, this host assumes for
-// 30 to 60 s that it stays missing, even if somebody makes it meanwhile (nfs(5), "Directory entry caching"). Opening a
-// directory asks the server, and every name that it then lists can be opened.
+// 30 to 60 s that it stays missing, even if somebody makes it in that time (nfs(5), "Directory entry caching"). Opening
+// a directory asks the server, and every name that it then lists can be opened.
 [[nodiscard]] Result<bool> lists_name(FileSystem& fs, const std::string& directory, std::string_view name);
 
 // Reads a small file. kCorrupt if it is larger than max_bytes, which is checked before memory is allocated.

@@ -66,7 +66,8 @@ Status PosixFile::allocate(std::uint64_t size_bytes) {
   if (size_bytes == 0) return {};
   const auto size = static_cast<off_t>(size_bytes);
   if (retry_interrupted([&] { return ::fallocate(descriptor_.get(), 0, 0, size); }) == 0) return {};
-  // Some file systems cannot reserve space (NFS before 4.2, many FUSE). Then the writes find out whether there is room.
+  // Some file systems cannot reserve space (NFS before 4.2, many FUSE). Then only the writes find out whether there is
+  // space.
   if (errno == EOPNOTSUPP || errno == ENOSYS) return truncate(size_bytes);
   return fail(error_from_errno(errno, "cannot reserve space for the file", path_));
 }

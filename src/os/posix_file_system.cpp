@@ -113,7 +113,7 @@ class PosixFileSystem final : public FileSystem {
       const std::string_view name = entry->d_name;
       if (name == "." || name == "..") continue;
       const Result<FileType> type = entry_type(directory.get(), *entry, path);
-      if (!type && type.error().sys_errno == ENOENT) continue;  // removed by somebody meanwhile
+      if (!type && type.error().sys_errno == ENOENT) continue;  // somebody has just removed it
       if (!type) return fail(type.error());
       entries.push_back({std::string(name), *type});
     }

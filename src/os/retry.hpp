@@ -11,7 +11,7 @@
 
 namespace slackwater {
 
-// Storage errors that may go away by themselves. Missing files, permissions, damage and misuse do not.
+// Storage errors that may go away after a while. Missing files, permissions, damage and misuse do not.
 [[nodiscard]] inline bool is_transient(const Error& error) {
   return error.kind == ErrorKind::kIo || error.kind == ErrorKind::kTimeout || error.retryable;
 }

@@ -68,7 +68,7 @@ class UringQueue final : public IoQueue {
   bool files_registered_ = false;
   std::vector<Slot> slots_;
   std::vector<unsigned> free_;      // slots without a request
-  std::vector<unsigned> unqueued_;  // slots whose next piece found no room in the submission queue
+  std::vector<unsigned> unqueued_;  // slots whose next piece found the submission queue full
   std::array<FileSlot, 16> files_{};
   std::uint64_t uses_ = 0;
 

@@ -11,9 +11,10 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "ranks/ballot_collector.hpp"
+#include "ranks/commit_topics.hpp"
 #include "ranks/heartbeat_wait.hpp"
 #include "ranks/poll.hpp"
+#include "ranks/vote_collector.hpp"
 #include "version/fields.hpp"
 #include "version/names.hpp"
 
@@ -25,16 +26,11 @@ constexpr std::string_view kGivenUp = "abort";
 constexpr std::string_view kDoubtful = "in-doubt";
 constexpr unsigned kPollsPerCheck = 8;  // polls of an awaited message for one check whether another one replaces it
 
-Topic turn_topic(std::uint32_t attempt, std::uint64_t number) { return {"turns", attempt, number}; }
-// Each announcement of an attempt has a number of its own, which only rank 0 counts. (The attempt in a topic must not
-// be 0: a store does not remember the latest message under that.)
-Topic attempt_topic(std::uint64_t number) { return {"attempts", 1, number}; }
-
 // The index of a group. If memory runs out here, the others must learn of it instead of waiting.
 Result<std::shared_ptr<const MergedIndex>> merge_parts(IndexCache& index_cache, std::uint32_t attempt,
                                                        std::vector<IndexPart> parts) {
   try {
-    return index_cache.merge(attempt, std::move(parts), Reach::kGroup);
+    return index_cache.merge(attempt, std::move(parts), Scope::kGroup);
   } catch (const std::bad_alloc&) {
     return fail(ErrorKind::kOutOfMemory, "there is not enough memory for the index of its group");
   }
@@ -105,25 +101,19 @@ Deadline CommitProtocol::deadline(const std::stop_token& stop, int quarters) con
 }
 
 std::vector<Deadline> CommitProtocol::deadlines_by_level(const std::stop_token& stop) const {
-  const TimePoint now = clock_.now();
-  std::vector<Deadline> deadlines;
-  for (unsigned level = 1; level <= tree_.height(); ++level)
-    deadlines.push_back({now + tree_.timeout_on(level, options_.timeout), stop});
-  return deadlines;
+  return slackwater::deadlines_by_level(tree_, options_.timeout, clock_.now(), stop);
 }
 
 Result<bool> CommitProtocol::poll_once(const Topic& topic, const std::vector<std::uint32_t>& ranks,
                                        const std::stop_token& stop, const RankTransport::Take& take) const {
-  auto received = transport_.await(topic, ranks, {clock_.now(), stop}, take);
-  if (!received && received.error().retryable) return false;
-  return received;
+  return slackwater::poll_once(transport_, clock_, topic, ranks, stop, take);
 }
 
 Result<std::vector<std::string>> CommitProtocol::rendezvous(const std::stop_token& stop) {
   if (members_.empty()) {
     // The others wait a little longer than rank 0, so that they receive its reason instead of timing out themselves.
     SW_ASSIGN(members_, transport_.rendezvous({options_.rank, options_.world, id_, options_.fan_in},
-                                              deadline(stop, leads() ? 4 : 5)));
+                                              deadline(stop, is_rank_0() ? 4 : 5)));
   }
   return members_;
 }
@@ -209,27 +199,28 @@ void CommitProtocol::release(const VersionName& left_out, std::uint64_t saved) {
   if (!answered_.insert(left_out).second) return;
   const std::string why = saved_instead(saved);
   // A message that does not get through costs the child its time-out, nothing more.
-  if (leads()) {
+  if (is_rank_0()) {
     const Outcome outcome{aborted_everywhere(left_out.step, fmt::format("rank 0: {}", why), {})};
     (void)transport_.publish(outcome_topic(left_out), 0, outcome_message(outcome, heartbeat_.sent()));
   } else {
     (void)transport_.publish(vote_topic(tree_, left_out, tree_.height() + 1), options_.rank,
-                             to_message(Ballot{.failures = {{options_.rank, why}}}));
+                             to_message(Vote{.failures = {{options_.rank, why}}}));
   }
 }
 
-Result<Ballot> CommitProtocol::vote(const VersionName& version, const std::string& directory, Ballot own,
-                                    IndexCache& index_cache, const std::stop_token& stop) {
+Result<Vote> CommitProtocol::vote(const VersionName& version, const std::string& directory, Vote own,
+                                  IndexCache& index_cache, const std::stop_token& stop) {
   answered_.insert(version);
   // This rank's own part is done. From here on, its heartbeats report the progress of the ranks it waits for.
   heartbeat_.drop_owed();
-  Ballot all = std::move(own);
-  BallotCollector collector(*this, transport_, fs_, heartbeat_,
-                            [&](const VersionName& left_out) { release(left_out, version.step); });
+  Vote all = std::move(own);
+  VoteCollector collector({.rank = options_.rank, .timeout = options_.timeout, .files = options_.files}, tree_,
+                          transport_, fs_, heartbeat_,
+                          [&](const VersionName& left_out) { release(left_out, version.step); });
   const Status collected = collector.collect(all, version, directory, stop);
-  if (leads()) return collected ? Result<Ballot>(std::move(all)) : fail(collected.error());
+  if (is_rank_0()) return collected ? Result<Vote>(std::move(all)) : fail(collected.error());
 
-  // Whatever went wrong becomes part of the ballot: the parent must get a reason, not a time-out. Only a rank that is
+  // Whatever went wrong becomes part of the vote: the parent must get a reason, not a time-out. Only a rank that is
   // being closed says nothing.
   if (!collected && collected.error().kind == ErrorKind::kClosed) return fail(collected.error());
   if (!collected) all.failures.push_back({options_.rank, collected.error().to_string()});
@@ -249,7 +240,7 @@ Result<Ballot> CommitProtocol::vote(const VersionName& version, const std::strin
     }
   }
   // A failed step needs no records: only the reasons go up.
-  if (!all.failures.empty()) all = Ballot{.failures = std::move(all.failures)};
+  if (!all.failures.empty()) all = Vote{.failures = std::move(all.failures)};
   // Most steps have the same index as the one before. Then the digest is enough, and the text is not sent again.
   for (IndexPart& part : all.index_parts) {
     if (!index_cache.needs_text(version.attempt, part.digest)) {
@@ -263,7 +254,7 @@ Result<Ballot> CommitProtocol::vote(const VersionName& version, const std::strin
   SW_TRY(transport_.publish(vote_topic(tree_, version, tree_.height() + 1), options_.rank, message));
   // Only after the vote: without vote and heartbeat, this rank would seem dead for a moment.
   heartbeat_.withdraw();
-  return Ballot{};
+  return Vote{};
 }
 
 Status CommitProtocol::announce(const VersionName& version, const Outcome& outcome) {

@@ -1,12 +1,12 @@
 // CommitProtocol: how the ranks of one run agree on each step, as one of them sees it. Rank 0 is the leader. The others
-// report to it through a tree of groups (rank_tree.hpp); a group leader merges the ballots of its group into one.
+// report to it through a tree of groups (rank_tree.hpp); a group leader merges the votes of its group into one.
 //   rendezvous -> attempt -> for each step: votes, up the tree -> decision -> outcome, to all
 // A rank that is still writing sends heartbeats (heartbeat.hpp). Group leaders pass them on, and so does rank 0; each
 // one restarts the wait for votes or for the outcome. Nothing is decided here: the manifest is the decision
 // (VersionStore::decide), and an outcome only reports it.
-// Owned by the Engine, which makes none if there is one rank. Lifetime: what it is given outlives it.
+// Owned by EngineShared, which makes none if there is one rank. Lifetime: what it is given outlives it.
 // Thread rule: one thread at a time for one step. rendezvous() and the attempt belong to sw-plan and restore(), which
-// do not run at once; turns belong to sw-turn; the rest belongs to sw-commit.
+// do not run at the same time; turns belong to sw-turn; the rest belongs to sw-commit.
 #pragma once
 
 #include <chrono>
@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "os/file_system.hpp"
-#include "ranks/ballot.hpp"
 #include "ranks/heartbeat.hpp"
 #include "ranks/merged_index.hpp"
 #include "ranks/rank_transport.hpp"
 #include "ranks/rank_tree.hpp"
+#include "ranks/vote.hpp"
 #include "slackwater/error.hpp"
 #include "version/attempt.hpp"
 
@@ -33,7 +33,7 @@ struct CommitProtocolOptions {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   std::uint32_t fan_in = 64;
-  // How long a group leader waits for the ballots of its group. Higher levels get a little more.
+  // How long a group leader waits for the votes of its group. Higher levels get a little more.
   std::chrono::milliseconds timeout{60'000};
   RankFiles files = {};                        // where the records are
   std::function<void()> on_heartbeat = [] {};  // another rank is still saving; called by sw-commit
@@ -64,7 +64,7 @@ class CommitProtocol {
  public:
   CommitProtocol(const CommitProtocolOptions& options, RankTransport& transport, FileSystem& fs, const Clock& clock);
 
-  [[nodiscard]] bool leads() const { return options_.rank == 0; }  // all ranks, not only a group
+  [[nodiscard]] bool is_rank_0() const { return options_.rank == 0; }
   [[nodiscard]] const CommitProtocolOptions& options() const { return options_; }
   [[nodiscard]] const std::string& id() const { return id_; }  // random, of this start of this rank
   [[nodiscard]] const RankTree& tree() const { return tree_; }
@@ -94,11 +94,11 @@ class CommitProtocol {
   void begin_step() { heartbeat_.begin(); }
   void note_progress(bool moved) { moved ? heartbeat_.note_progress() : heartbeat_.send_owed(); }
 
-  // Collects the ballots of the ranks that this one leads (BallotCollector), merges them and their parts of the index
-  // with its own, and sends the result to its parent. The leader gets the ballot of all ranks; the others get an empty
+  // Collects the votes of the ranks that this one leads (VoteCollector), merges them and their parts of the index
+  // with its own, and sends the result to its parent. The leader gets the vote of all ranks; the others get an empty
   // one.
-  [[nodiscard]] Result<Ballot> vote(const VersionName& version, const std::string& directory, Ballot own,
-                                    IndexCache& index_cache, const std::stop_token& stop);
+  [[nodiscard]] Result<Vote> vote(const VersionName& version, const std::string& directory, Vote own,
+                                  IndexCache& index_cache, const std::stop_token& stop);
 
   // The leader announces how the step ended. A commit also removes the messages of earlier steps.
   [[nodiscard]] Status announce(const VersionName& version, const Outcome& outcome);
@@ -118,7 +118,7 @@ class CommitProtocol {
   [[nodiscard]] Deadline deadline(const std::stop_token& stop, int quarters = 4) const;  // quarters of the time-out
   // The deadlines for this rank's children on level 1, 2 and so on, all counted from now.
   [[nodiscard]] std::vector<Deadline> deadlines_by_level(const std::stop_token& stop) const;
-  // RankTransport::await() without waiting. A retryable error counts as "not there yet": a later poll may succeed.
+  // As poll_once() in poll.hpp.
   [[nodiscard]] Result<bool> poll_once(const Topic& topic, const std::vector<std::uint32_t>& ranks,
                                        const std::stop_token& stop, const RankTransport::Take& take) const;
 

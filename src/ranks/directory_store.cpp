@@ -153,7 +153,7 @@ Status DirectoryStore::check_missing(const std::string& key) {
   return fail(ErrorKind::kAlreadyExists, "this rank has already sent a message about this", path_of(key));
 }
 
-// Creates empty files: tmpfs can do that without a free block, ext4 as long as the directory has room for the names.
+// Creates empty files: tmpfs can do that without a free block, ext4 as long as the directory has space for the names.
 Status DirectoryStore::write_names(const std::string& key, const std::string& value) {
   SW_TRY(check_missing(key));
   const std::string directory = path_of(directory_of(key));
@@ -209,8 +209,8 @@ Status DirectoryStore::replace(const std::vector<std::string>& others, const std
   return {};
 }
 
-// A rank that looks for its run may join an old session meanwhile and so bring its directory back. Hence several
-// passes.
+// A rank that looks for its run may join an old session at the same time, and so bring its directory back. Hence
+// several passes.
 void DirectoryStore::remove_tree(const std::string& directory) {
   constexpr int kPasses = 16;
   const std::string path = path_of(directory);

@@ -7,7 +7,7 @@
 // lists_name). So a name that may not be there yet is looked up by listing its directory, which is fresh even over NFS.
 // A file is opened only after its name was listed.
 //
-// Owned by StoreTransport. Thread rule: thread-safe. Lifetime: FileSystem and Clock outlive it.
+// Owned by KeyValueTransport. Thread rule: thread-safe. Lifetime: FileSystem and Clock outlive it.
 #pragma once
 
 #include <atomic>

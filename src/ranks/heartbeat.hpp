@@ -1,7 +1,7 @@
 // Heartbeat: tells a busy rank from a dead one. When ranks save or restore, one may write or read for minutes longer
 // than another. As long as it makes progress, it sends a heartbeat now and then, on a channel of its own, and whoever
-// waits for it keeps waiting. The thread that sees the progress sends the heartbeat. There is no thread beside it, so a
-// rank that hangs in its storage sends none. Work that ends within a quarter of the time-out needs no heartbeat.
+// waits for it keeps waiting. The thread that makes the progress sends the heartbeat. There is no separate thread for
+// it, so a rank whose storage hangs sends none. Work that ends within a quarter of the time-out needs no heartbeat.
 // Made for one restore (owned by RestoreProtocol), or for all the steps that a rank saves (owned by CommitProtocol).
 // Thread rule: one thread at a time (restore: the trainer's; save: sw-commit). Lifetime: what it is given outlives it.
 #pragma once

@@ -47,10 +47,10 @@ std::string describe_fault(const IndexEntry& entry, const TilingFault& fault) {
 
 class IndexMerger {
  public:
-  IndexMerger(std::vector<std::vector<IndexEntry>> parts, std::span<const IndexPart> from, Reach reach)
+  IndexMerger(std::vector<std::vector<IndexEntry>> parts, std::span<const IndexPart> from, Scope scope)
       : parts_(std::move(parts)),
         from_(from),
-        reach_(reach),
+        scope_(scope),
         names_(count(parts_), [this](std::uint32_t index) -> std::string_view { return all_[index].name; }) {
     all_.reserve(count(parts_));
     first_rank_.reserve(count(parts_));
@@ -63,7 +63,7 @@ class IndexMerger {
     }
     SW_TRY(check_apart());
     SW_TRY(check_ties());
-    if (reach_ == Reach::kEverybody) SW_TRY(check_complete(all_));
+    if (scope_ == Scope::kEverybody) SW_TRY(check_complete(all_));
     merged_.text = serialize_index(all_);
     if (shards_ > kMaxShards || merged_.text.size() > kMaxIndexBytes) {
       return fail(ErrorKind::kUnsupported,
@@ -163,7 +163,7 @@ class IndexMerger {
 
   std::vector<std::vector<IndexEntry>> parts_;
   const std::span<const IndexPart> from_;
-  const Reach reach_;
+  const Scope scope_;
   std::vector<IndexEntry> all_;
   std::vector<std::uint32_t> first_rank_;  // the first rank that has the entry
   std::map<std::uint32_t, std::set<std::uint32_t>>
@@ -186,7 +186,7 @@ Status check_complete(std::span<const IndexEntry> entries) {
   return {};
 }
 
-Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Reach reach) {
+Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Scope scope) {
   std::vector<std::vector<IndexEntry>> entries;
   entries.reserve(parts.size());
   for (const IndexPart& part : parts) {
@@ -196,11 +196,11 @@ Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Reach reach) {
     if (!parsed) return disagree(fmt::format("rank {}'s part of the index: {}", part.rank, parsed.error().message));
     entries.push_back(std::move(*parsed));
   }
-  return IndexMerger(std::move(entries), parts, reach).run();
+  return IndexMerger(std::move(entries), parts, scope).run();
 }
 
 Result<std::shared_ptr<const MergedIndex>> IndexCache::merge(std::uint32_t attempt, std::vector<IndexPart> parts,
-                                                             Reach reach) {
+                                                             Scope scope) {
   const bool known = merged_ && attempt_ == attempt;
   const auto same = [](const IndexPart& a, const IndexPart& b) { return a.rank == b.rank && a.digest == b.digest; };
   if (known && std::ranges::equal(parts, parts_, same)) return merged_;
@@ -217,7 +217,7 @@ Result<std::shared_ptr<const MergedIndex>> IndexCache::merge(std::uint32_t attem
     }
     part.text = kept->text;
   }
-  SW_ASSIGN(MergedIndex merged, merge_index(parts, reach));
+  SW_ASSIGN(MergedIndex merged, merge_index(parts, scope));
   attempt_ = attempt;
   parts_ = std::move(parts);
   merged_ = std::make_shared<const MergedIndex>(std::move(merged));

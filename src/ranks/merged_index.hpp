@@ -1,6 +1,7 @@
-// MergedIndex: one index made from the parts of several ranks. A group leader merges the parts of its group, the leader
-// those of all. Most steps have the same parts as the step before; then nothing is merged or sent again.
-// IndexCache is owned by the Engine. Thread rule: one thread (sw-commit).
+// MergedIndex: one index, made from the index parts of several ranks. A group leader merges the parts of its group.
+// Rank 0 merges the parts of all ranks. Most steps have the same parts as the step before. Then nothing is merged or
+// sent again.
+// RankCommitter owns the IndexCache. Thread rule: one thread (sw-commit).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "base/digest.hpp"
-#include "ranks/ballot.hpp"
+#include "ranks/vote.hpp"
 #include "slackwater/error.hpp"
 #include "version/index.hpp"
 
@@ -28,14 +29,14 @@ struct MergedIndex {
 // kMismatch names the first tensor that its boxes do not tile, what is missing or stored twice, and the ranks.
 [[nodiscard]] Status check_complete(std::span<const IndexEntry> entries);
 
-enum class Reach : std::uint8_t {
+enum class Scope : std::uint8_t {
   kGroup,      // other groups may hold the rest of a global tensor
   kEverybody,  // global tensors must be complete
 };
 
 // `parts`: by rank, with their texts. Each global tensor becomes one entry. kMismatch names the tensor and the ranks
 // that disagree about it, or fails like check_complete().
-[[nodiscard]] Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Reach reach);
+[[nodiscard]] Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Scope scope);
 
 // What a rank has of its children's parts, and what its parent has of this rank's own part.
 class IndexCache {
@@ -43,7 +44,7 @@ class IndexCache {
   // Merges these parts. One that was part of the last merge under this attempt needs no text, however that step ended.
   // kMismatch names a rank whose text is missing here: it sends the text again once this step is given up.
   [[nodiscard]] Result<std::shared_ptr<const MergedIndex>> merge(std::uint32_t attempt, std::vector<IndexPart> parts,
-                                                                 Reach reach);
+                                                                 Scope scope);
   // Whether a part that is about to be sent needs its text. It does not if the parent has it from the last commit.
   [[nodiscard]] bool needs_text(std::uint32_t attempt, const Digest128& digest);
 

@@ -24,4 +24,12 @@ Result<bool> Poll::again() {
   return true;
 }
 
+Result<bool> poll_once(RankTransport& transport, const Clock& clock, const Topic& topic,
+                       const std::vector<std::uint32_t>& ranks, const std::stop_token& stop,
+                       const RankTransport::Take& take) {
+  auto received = transport.await(topic, ranks, {clock.now(), stop}, take);
+  if (!received && received.error().retryable) return false;
+  return received;
+}
+
 }  // namespace slackwater

@@ -4,7 +4,10 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
+#include <stop_token>
+#include <vector>
 
 #include "os/clock.hpp"
 #include "ranks/rank_transport.hpp"
@@ -26,5 +29,10 @@ class Poll {
   std::mutex mutex_;
   std::condition_variable_any changed_;  // never notified: only a stop ends a pause early
 };
+
+// RankTransport::await() without waiting. A retryable error means "not there yet": a later poll may succeed.
+[[nodiscard]] Result<bool> poll_once(RankTransport& transport, const Clock& clock, const Topic& topic,
+                                     const std::vector<std::uint32_t>& ranks, const std::stop_token& stop,
+                                     const RankTransport::Take& take);
 
 }  // namespace slackwater

@@ -1,6 +1,6 @@
-// RankTransport: how the ranks of one run pass small messages. It is separate from the tiers: messages are no
-// checkpoints and need not survive a power cut. Records and decisions are on the tier.
-// Owned by the Engine. Thread rule: thread-safe. Only sw-plan, sw-commit, sw-turn and restore() may await messages.
+// RankTransport: sends small messages between the ranks of one run. Messages need not survive a power cut, so they are
+// not part of any version. Whatever must survive one (records, decisions) is in the version's directory.
+// Owned by EngineShared. Thread rule: thread-safe. Only sw-plan, sw-commit, sw-turn and restore() may await messages.
 #pragma once
 
 #include <cstdint>

@@ -7,7 +7,6 @@
 
 #include "base/result.hpp"
 #include "ranks/poll.hpp"
-#include "ranks/store_transport.hpp"
 #include "version/fields.hpp"
 
 namespace slackwater {
@@ -53,7 +52,7 @@ Result<std::string> read_join(const Json& body, std::uint32_t rank, const RankTr
   return id;
 }
 
-Rendezvous::Rendezvous(StoreTransport& transport, const Clock& clock, std::string where)
+Rendezvous::Rendezvous(SessionMessages& transport, const Clock& clock, std::string where)
     : transport_(transport), clock_(clock), where_(std::move(where)) {}
 
 Result<Rendezvous::Members> Rendezvous::rendezvous(const Member& self, const Deadline& deadline) {
@@ -128,7 +127,7 @@ Result<Rendezvous::Members> Rendezvous::try_to_join() {
     if (refused_.contains(session)) continue;
     auto members = try_session(session);
     if (members && !members->empty()) return members;
-    // kAborted: the session has gone meanwhile, or another one has replaced it.
+    // kAborted: the session is gone by now, or another one has replaced it.
     if (!members && members.error().kind != ErrorKind::kAborted) return members;
   }
   return Members();

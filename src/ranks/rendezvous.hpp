@@ -1,6 +1,6 @@
 // Rendezvous: how the ranks of one start come together. Rank 0 opens a session under its own random id. The others join
 // every session they find with their own id. They belong to the session whose membership lists that id.
-// Owned by StoreTransport, whose messages it uses. Thread rule: one thread at a time. Lifetime: as the transport.
+// Owned by KeyValueTransport, whose messages it uses. Thread rule: one thread at a time. Lifetime: as the transport.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,10 @@
 
 #include "base/json.hpp"
 #include "ranks/rank_transport.hpp"
+#include "ranks/session_messages.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
-
-class StoreTransport;
 
 class Rendezvous {
  public:
@@ -24,7 +23,7 @@ class Rendezvous {
   using Members = std::vector<std::string>;  // ids by rank
 
   // `where` names the place in errors.
-  Rendezvous(StoreTransport& transport, const Clock& clock, std::string where);
+  Rendezvous(SessionMessages& transport, const Clock& clock, std::string where);
 
   // As RankTransport::rendezvous().
   [[nodiscard]] Result<Members> rendezvous(const Member& self, const Deadline& deadline);
@@ -40,7 +39,7 @@ class Rendezvous {
   [[nodiscard]] Error not_joined(const std::vector<std::uint32_t>& missing) const;
   [[nodiscard]] Error not_taken_in() const;
 
-  StoreTransport& transport_;
+  SessionMessages& transport_;
   const Clock& clock_;
   const std::string where_;
 

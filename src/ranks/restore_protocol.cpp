@@ -56,7 +56,7 @@ Result<RestoreProtocol::Choice> RestoreProtocol::next(Verdict verdict, const Err
 Result<RestoreProtocol::Choice> RestoreProtocol::list_again(const Offer& offer) {
   ++turn_;
   SW_ASSIGN(const RankReports offers, collect(kListingChannel, offer_json(offer)));
-  if (!protocol_.leads()) return await_choice(6);
+  if (!protocol_.is_rank_0()) return await_choice(6);
   return send(chooser_.choose(offer.step, offers, kListingChannel));
 }
 
@@ -64,7 +64,7 @@ Result<RestoreProtocol::Choice> RestoreProtocol::exchange_offers(const Offer& of
   Json own = offer_json(offer);
   own["call"] = call_;
   SW_ASSIGN(const RankReports offers, collect(kOffers, std::move(own)));
-  if (!protocol_.leads()) return await_first_choice();
+  if (!protocol_.is_rank_0()) return await_first_choice();
   open_round(call_);
   return send_first(chooser_.choose(offer.step, offers, kOffers), offers);
 }
@@ -72,7 +72,7 @@ Result<RestoreProtocol::Choice> RestoreProtocol::exchange_offers(const Offer& of
 Result<RestoreProtocol::Choice> RestoreProtocol::exchange_verdicts(Verdict verdict, const Error& error) {
   SW_ASSIGN(const RankReports verdicts, collect(kVerdicts, verdict_json(verdict, error)));
   // The leader may be slower to read its own part, and then waits for the slowest of the others.
-  if (!protocol_.leads()) return await_choice(9);
+  if (!protocol_.is_rank_0()) return await_choice(9);
   return send(chooser_.judge(verdicts, kVerdicts));
 }
 
@@ -118,7 +118,7 @@ Result<RankReports> RestoreProtocol::collect(const char* name, Json own) {
       SW_TRY(heartbeat_->await(topic(channel), tree.children(level), deadlines[level - 1], take));
     }
   }
-  if (protocol_.leads()) return reports;
+  if (protocol_.is_rank_0()) return reports;
   SW_TRY(transport_.publish(own_topic(name), self, pack(reports)));
   return RankReports{};
 }

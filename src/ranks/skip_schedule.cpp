@@ -7,7 +7,7 @@ namespace slackwater {
 namespace {
 
 // A rank that receives a turn after this many skipped steps cannot tell which one it missed. The others then wait for
-// it in vain.
+// its vote until their time-out.
 constexpr std::size_t kMaxSkipped = 1u << 16;
 constexpr std::chrono::seconds kMaxLead{8};
 constexpr std::size_t kMaxAhead = 4096;

@@ -5,7 +5,7 @@
 // as many turns as snapshots may be in flight: that many steps are saved at the start, and whenever a step has ended,
 // rank 0 gives a new turn, a little ahead of training. The numbers grow, so every rank that receives a turn in time
 // finds the same step for it. A rank that receives it too late knows which step it missed.
-// Owned by the Engine. Thread rule: one thread at a time (the engine's mutex).
+// Owned by SkipThread. Thread rule: one thread at a time, under SkipThread::mutex_.
 #pragma once
 
 #include <chrono>

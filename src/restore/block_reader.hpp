@@ -1,8 +1,8 @@
 // BlockReader: reads blocks of files in parallel with O_DIRECT, verifies each one, and hands verified bytes to a
 // callback. Checkpoint::read() places them; the verifier only wants to know which blocks are bad.
 //
-//   calling thread submits reads into free read buffers -> disk -> "sw-place-N" threads: digest, callback -> buffer
-// free
+//   calling thread: submits reads into free read buffers -> disk
+//   "sw-place-N" threads: check the digest, call back, free the buffer
 //
 // A read buffer is a part of a slab. It is large enough to keep the disk busy, and small enough that the callback finds
 // the bytes in the cache. The slabs are leased as long as run() lasts, so that each is registered with the queue once.

@@ -17,7 +17,7 @@
 namespace slackwater {
 
 struct Checkpoint::Impl {
-  ReaderParts parts;
+  ReaderDependencies parts;
   std::unique_ptr<FileSystem> own_fs;  // empty if the opener lent one
   std::unique_ptr<Pool> own_pool;      // made at the first read if none was lent
   std::unique_ptr<Device> host = make_host_device();
@@ -37,7 +37,7 @@ struct Checkpoint::Impl {
 
 namespace {
 
-// Registers a reader's own memory with CUDA for its lifetime, so that devices can fetch from it by themselves.
+// Registers a reader's own memory with CUDA for its lifetime, so that devices can read from it directly.
 class PinnedWhile {
  public:
   PinnedWhile(Devices* devices, Pool* pool, const Log& log) {
@@ -134,7 +134,7 @@ Result<std::vector<VersionInfo>> list_versions(const std::string& directory) {
   return catalog.live_versions();
 }
 
-Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root, const VersionInfo& version,
+Result<Checkpoint> open_version(const ReaderDependencies& parts, const std::string& root, const VersionInfo& version,
                                 const ReadOptions& options) {
   auto impl = std::make_unique<Checkpoint::Impl>();
   impl->parts = parts;
@@ -174,7 +174,7 @@ std::span<const std::string> Checkpoint::rank_local_values() const {
 }
 
 Status Checkpoint::read(std::span<const Target> targets) {
-  const ReaderParts& parts = impl_->parts;
+  const ReaderDependencies& parts = impl_->parts;
   const std::string& root = impl_->root;
   VersionContents& contents = impl_->contents;
   const std::string directory = root + "/" + version_directory(impl_->name());

@@ -14,7 +14,7 @@
 
 namespace slackwater {
 
-struct ReaderParts {
+struct ReaderDependencies {
   FileSystem* fs = nullptr;           // outlives the Checkpoint
   Pool* pool = nullptr;               // outlives it too; null: it makes its own at the first read
   Devices* devices = nullptr;         // outlives it too; null: only targets in host memory
@@ -24,14 +24,14 @@ struct ReaderParts {
 
 // Reads and cross-checks what load_version() describes. kCorrupt names the file and the contradiction. With several
 // ranks, Checkpoint::read() checks the records of the files that it reads.
-[[nodiscard]] Result<Checkpoint> open_version(const ReaderParts& parts, const std::string& root,
+[[nodiscard]] Result<Checkpoint> open_version(const ReaderDependencies& parts, const std::string& root,
                                               const VersionInfo& version, const ReadOptions& options);
 
 using VerifyProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
 // Reads every byte of a version that may be damaged anywhere, its manifest included, and goes on after damage. An Error
 // only if nothing can be said: no such version, a newer format, no memory.
-[[nodiscard]] Result<VerifyReport> verify_version(const ReaderParts& parts, const std::string& root,
+[[nodiscard]] Result<VerifyReport> verify_version(const ReaderDependencies& parts, const std::string& root,
                                                   const VersionName& version, const ReadOptions& options,
                                                   const VerifyProgress& progress = {});
 

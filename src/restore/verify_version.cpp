@@ -17,8 +17,8 @@
 #include "restore/block_reader.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "restore/extent_map.hpp"
+#include "restore/index_view.hpp"
 #include "restore/version_contents.hpp"
-#include "restore/version_index.hpp"
 #include "tensor/box.hpp"
 #include "version/fields.hpp"
 #include "version/index.hpp"
@@ -56,8 +56,8 @@ struct BadRange {
 
 class Verifier {
  public:
-  Verifier(const ReaderParts& parts, const std::string& root, const VersionName& version, const ReadOptions& options,
-           const VerifyProgress& progress)
+  Verifier(const ReaderDependencies& parts, const std::string& root, const VersionName& version,
+           const ReadOptions& options, const VerifyProgress& progress)
       : fs_(*parts.fs),
         pool_(parts.pool),
         root_(root),
@@ -317,8 +317,9 @@ std::vector<std::string> Verifier::indexed_names(const std::string& file, std::u
 
 }  // namespace
 
-Result<VerifyReport> verify_version(const ReaderParts& parts, const std::string& root, const VersionName& version,
-                                    const ReadOptions& options, const VerifyProgress& progress) {
+Result<VerifyReport> verify_version(const ReaderDependencies& parts, const std::string& root,
+                                    const VersionName& version, const ReadOptions& options,
+                                    const VerifyProgress& progress) {
   return Verifier(parts, root, version, options, progress).run();
 }
 

@@ -14,7 +14,7 @@
 
 #include "layout/safetensors_header.hpp"
 #include "os/file_system.hpp"
-#include "restore/version_index.hpp"
+#include "restore/index_view.hpp"
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/error.hpp"
 #include "version/manifest.hpp"

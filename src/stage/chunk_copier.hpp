@@ -30,10 +30,10 @@ struct CopiedChunk {
 };
 
 // Fills in the early copies of tensors that were on a device. The copy threads must not wait for those, because the
-// fence would wait with them.
+// fence waits for the copy threads.
 void copy_late(std::span<const CopyPiece> pieces);
 
-// Checks that a guarded tensor has not changed since save(). If it has: kTorn, with the tensor's name as the path.
+// Checks that a guarded tensor has not changed since save(). If it has: kTorn, with the name in Error::tensor.
 // For tensors on a device, call it only after the chunk's events have happened.
 [[nodiscard]] Status check_stood_still(const StageJob& job, std::uint32_t tensor);
 // The same for several tensors on devices. The first error counts. Fingerprints of every byte are fetched together.

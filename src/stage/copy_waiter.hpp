@@ -1,5 +1,5 @@
-// CopyWaiter: waits for the copies that a device carries out by itself, and reports when the bytes of each slab have
-// arrived. It serves them in the order they were queued. Its thread, "sw-copy-wait", sleeps in the driver meanwhile.
+// CopyWaiter: waits for copies that run on a device, and reports when the bytes of each slab have arrived. It serves
+// them in the order they were queued. While it waits, its thread, "sw-copy-wait", sleeps in the driver.
 // Owner: Stager, which starts one for the first job that has device copies.
 // Thread rule: expect() may be called from any thread; callbacks run on the waiter's thread.
 // Lifetime: the destructor returns once every expected copy has arrived. Events and callbacks must stay valid until

@@ -1,8 +1,8 @@
 // Pool: the bounded set of slabs, and the only large memory the engine owns. It is one mapping, with huge pages where
 // the kernel grants them, and it stays out of forked children (MADV_DONTFORK). A SlabToucher faults the pages in, in
-// the background. A slab can be leased once all of its pages are there. So the first snapshot does not wait for the
-// whole pool: it uses the slabs that are there, again and again as they have been written.
-// Owner: the engine's Pipeline, or a reader that was lent none.
+// the background. A slab can be leased once all of its pages are there. So the first snapshot need not wait for the
+// whole pool: it uses the slabs that are ready, and uses them again once they are written.
+// Owner: the engine's Pipeline, or a reader that was given no pool to use.
 // Thread rule: thread-safe. Lifetime: outlives its leases; the destructor requires that all of them came back.
 #pragma once
 
@@ -59,7 +59,7 @@ class Pool {
   ~Pool();
 
   // Waits for a free slab; waiters are served in the order they came. kTimeout if no slab came free for `stall_timeout`
-  // (a slab that goes to another waiter restarts the clock, too). kClosed if `stop` was requested.
+  // (a slab that goes to another waiter also restarts the clock). kClosed if `stop` was requested.
   [[nodiscard]] Result<Lease> acquire(std::chrono::nanoseconds stall_timeout, std::stop_token stop);
   // Takes nothing from those who wait: nullopt while there are any.
   [[nodiscard]] std::optional<Lease> try_acquire();

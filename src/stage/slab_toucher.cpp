@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/thread.hpp"
 #include "base/units.hpp"
 
@@ -15,7 +17,8 @@ namespace {
 constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::chrono::seconds kTellEvery{5};
 
-// In steps of a huge page: the kernel holds the address-space lock meanwhile, and the trainer may want to map memory.
+// In steps of a huge page: during each step the kernel holds the address-space lock, and the trainer may want to map
+// memory.
 // Kernels before 5.14 have no MADV_POPULATE_WRITE; there, write to each page.
 void touch_pages(std::span<std::byte> memory) {
   for (std::uint64_t at = 0; at < memory.size(); at += kHugePageBytes) {

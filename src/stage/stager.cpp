@@ -50,9 +50,10 @@ struct Staging {
 // The copy threads take turns. The thread whose turn it is waits for a slab for the front snapshot, takes that
 // snapshot's next chunk, and passes the turn on before it copies. So slabs are granted in file order, while copies run
 // in parallel.
-// Before that, it waits until the devices have room for the chunk (CopyBudget). This wait cannot deadlock: what is
-// outstanding is on a device, which finishes it without any of our threads, and the copy waiter then gives the room
-// back. No lock, slab or room is held meanwhile, and a chunk that finds nothing outstanding always gets through.
+// Before that, it waits until the chunk's device copies are within the limit (CopyBudget). This wait cannot deadlock:
+// the copies that are outstanding are on a device, which finishes them without any of our threads, and the copy waiter
+// then takes them off the count. While a thread waits, it holds no lock and no slab and has nothing counted. A chunk
+// that finds nothing outstanding is always queued.
 class Stager::Impl {
  public:
   Impl(Pool& pool, StagerOptions options)
@@ -146,7 +147,7 @@ class Stager::Impl {
     if (staging->over()) ended_.push_back(staging);
     // The thread that has the turn may be waiting for a slab for this snapshot, and the pool may never free one.
     slab_wait_.request_stop();
-    room_.notify_all();  // or for room on a device
+    room_.notify_all();  // or for fewer outstanding copies on a device
   }
 
   // A copy thread.
@@ -170,11 +171,11 @@ class Stager::Impl {
 
   // Stages the next chunk of the front snapshot. Needs the lock; releases it while it waits and while it copies.
   void stage_chunk(ChunkCopier& copier, std::unique_lock<std::mutex>& lock) {
-    // Counted before the wait: a snapshot that is cancelled meanwhile must not be finished under this thread.
+    // Counted before the wait: a snapshot that is cancelled during it must not be finished under this thread.
     const StagingRef staging = queue_.front();
     ++staging->threads;
 
-    // First the slab, then the chunk. If the snapshot is given up during the wait, no chunk was taken in vain. kClosed
+    // First the slab, then the chunk. If the snapshot is given up during the wait, no chunk has been taken. kClosed
     // only means that the wait was interrupted; whoever did that has set the error.
     turn_taken_ = true;
     std::vector<CopyCost> costs = take_room(staging, copier, lock);
@@ -209,7 +210,7 @@ class Stager::Impl {
   }
 
   // Every copy of the snapshot has been made or queued: on_queued gets the point behind them on each device. Needs the
-  // lock; releases it meanwhile.
+  // lock; releases it while it asks the devices and calls on_queued.
   void tell_queued(const StagingRef& staging, std::unique_lock<std::mutex>& lock) {
     const StageJob& job = *staging->job;
     if (job.device_copies.empty() || job.whole_fingerprint || staging->error || !job.on_queued) return;
@@ -234,8 +235,8 @@ class Stager::Impl {
     if (!status) give_up(staging, status.error());
   }
 
-  // Waits until the devices have room for the snapshot's next chunk, and takes it. Ends at once if the snapshot is
-  // given up or its fence is called. Needs the lock and the turn; releases the lock while it waits.
+  // Waits until the device copies of the snapshot's next chunk are within the limit, and counts them. Ends at once if
+  // the snapshot is given up or its fence is called. Needs the lock and the turn; releases the lock while it waits.
   [[nodiscard]] std::vector<CopyCost> take_room(const StagingRef& staging, ChunkCopier& copier,
                                                 std::unique_lock<std::mutex>& lock) {
     if (!budget_.limited() || staging->job->device_copies.empty()) return {};
@@ -345,13 +346,13 @@ class Stager::Impl {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::condition_variable room_;  // for the thread that waits for room on a device
+  std::condition_variable room_;  // for the thread that waits until fewer device copies are outstanding
   CopyBudget budget_;             // guarded by mutex_
   std::deque<StagingRef> queue_;  // guarded by mutex_; those with chunks left to hand out
   std::deque<StagingRef> ended_;  // guarded by mutex_; given up while nobody worked on them, on_done still to be called
   std::vector<StagingRef> live_;  // guarded by mutex_; all whose on_done has not been called
   std::stop_source slab_wait_;    // guarded by mutex_; interrupts the thread that waits for a slab
-  bool turn_taken_ = false;       // guarded by mutex_; a thread is waiting for room or a slab
+  bool turn_taken_ = false;       // guarded by mutex_; a thread waits for a slab, or for fewer copies
   bool stopping_ = false;         // guarded by mutex_
   // Made for the first job that needs it, before any of its copies; constant from then until stop().
   std::unique_ptr<CopyWaiter> copy_waiter_;

@@ -1,7 +1,7 @@
 // Stager: copies snapshots into slabs, chunk by chunk, in the order the snapshots came. Its copy threads, "sw-copy-N",
 // share the chunks of the front snapshot, and wait when the pool has no free slab. Only the front snapshot gets slabs:
 // if two shared them, each could hold half of the pool and wait for the other half for ever.
-// The copy threads copy host memory themselves. Copies from an asynchronous device they only queue. The slab is full
+// The copy threads copy host memory themselves. They only queue copies from an asynchronous device. The slab is full
 // when the device is done, and the CopyWaiter waits for that.
 // Thread rule: every call may come from any thread. Lifetime: the Pool, the devices and whatever the callbacks use
 // outlive it; the destructor joins the threads.
@@ -61,7 +61,7 @@ struct StageJob {
   // still until on_done.
   std::function<void(std::vector<DevicePoint>)> on_queued;
   // Called once, from a copy thread or the copy waiter, after the last read of any source and the last on_slab. Success
-  // means staged. Errors: kTorn with the tensor's name as its path, kTimeout, kClosed, or an error of a device.
+  // means staged. Errors: kTorn with the tensor's name in Error::tensor, kTimeout, kClosed, or an error of a device.
   std::function<void(Status)> on_done;
 };
 

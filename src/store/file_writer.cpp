@@ -24,7 +24,7 @@
 namespace slackwater {
 namespace {
 
-constexpr unsigned kDefaultDepth = 16;  // keeps the disk busy with slabs of 1 MiB, too
+constexpr unsigned kDefaultDepth = 16;  // keeps the disk busy even with slabs of 1 MiB
 
 // What callers ask of the writer's thread.
 struct RegisterBuffer {

@@ -37,7 +37,7 @@ void WriteRequests::drop(const PendingFile& file) {
 std::optional<WriteRequests::Refused> WriteRequests::submit(IoQueue& queue, const RegisteredBuffers& buffers) {
   for (auto next = waiting_.begin(); next != waiting_.end() && !free_tags_.empty();) {
     // This file is about to change from direct to buffered writes, which needs a descriptor without writes in flight.
-    // The other files go on meanwhile.
+    // Requests of other files do not wait for it.
     PendingFile& file = next->slab->file;
     if (file.leaving_direct) {
       ++next;

@@ -1,5 +1,6 @@
-// Attempt: one start of a run on a tier. The run claims it exclusively at its first save. From then on, a late writer
-// of an earlier start can do no harm. Plain values and pure functions.
+// Attempt: one numbered claim of the directory. A run makes one at its first save, and another after each restore. It
+// is claimed exclusively. From then on, a late writer of an earlier attempt can do no harm. Plain values and pure
+// functions.
 #pragma once
 
 #include <cstdint>

@@ -134,7 +134,7 @@ VersionState state_of(Decision decision, bool current) {
   return current ? VersionState::kLive : VersionState::kReplaced;
 }
 
-// nullopt: it was deleted meanwhile.
+// nullopt: it has been deleted since it was listed.
 std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, const VersionName& version,
                                        bool current, ManifestCache* cache) {
   CatalogEntry entry{.name = version, .state = VersionState::kUndecided, .current = current, .info = {}, .error = {}};
@@ -177,7 +177,7 @@ Result<Catalog> read_catalog(FileSystem& fs, const std::string& root, const List
       entry->state = VersionState::kSetAside;
       entry->why = aside->second;
     } else if (entry->state == VersionState::kReplaced && !lineage.guessed.empty()) {
-      // A guess is good enough to read by, not to delete by. The damaged file may have listed it as set aside, too.
+      // A guess is good enough to read by, not to delete by. The damaged file may also have listed it as set aside.
       entry->state = VersionState::kSetAside;
       entry->why = lineage.guessed;
     }

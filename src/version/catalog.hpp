@@ -51,9 +51,9 @@ struct Catalog {
 };
 
 // kNotFound if `root` does not exist. A root without .slackwater and without versions is an empty catalog. Versions
-// that others make or delete meanwhile are not an error. With a `cache`, only manifests that it does not have are read.
-// Storage errors are retried. If one persists for the directory or an attempt file, the scan fails, because what is
-// live would be a guess. If it persists for one manifest, that version is kUnreadable.
+// that others make or delete during the scan are not an error. With a `cache`, only manifests that it does not have are
+// read. Storage errors are retried. If one persists for the directory or an attempt file, the scan fails, because what
+// is live would be a guess. If it persists for one manifest, that version is kUnreadable.
 // If the newest attempt's file is damaged or missing, its own versions are live, and so are the versions that were live
 // before it and are below its first step (all of them, if it has no versions). Nobody loses access to checkpoints.
 [[nodiscard]] Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root, ManifestCache* cache = nullptr);

@@ -39,6 +39,8 @@ std::string version_path(const std::string& root, const VersionName& version) {
 
 std::string control_path(const std::string& root) { return fmt::format("{}/{}", root, kControlDirectory); }
 
+std::string lock_path(const std::string& root) { return fmt::format("{}/{}", control_path(root), kLockName); }
+
 std::string pin_file(const VersionName& version) { return versioned("pin-", version); }
 
 std::optional<VersionName> parse_pin_file(std::string_view name) { return parse_versioned("pin-", name); }

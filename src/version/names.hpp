@@ -26,6 +26,7 @@ struct VersionName {
 [[nodiscard]] std::optional<VersionName> parse_version_directory(std::string_view name);
 [[nodiscard]] std::string version_path(const std::string& root, const VersionName& version);  // below a tier's root
 [[nodiscard]] std::string control_path(const std::string& root);                              // of .slackwater
+[[nodiscard]] std::string lock_path(const std::string& root);                                 // of the tier's lock file
 [[nodiscard]] std::string attempt_file(std::uint32_t attempt);                                // "attempt-0007.json"
 [[nodiscard]] std::optional<std::uint32_t> parse_attempt_file(std::string_view name);
 [[nodiscard]] std::string record_file(std::uint32_t rank);       // "rank-00000.record"; RankFiles says where it is

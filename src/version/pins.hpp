@@ -14,7 +14,7 @@ namespace slackwater {
 
 [[nodiscard]] Result<std::set<VersionName>> list_pins(FileSystem& fs, const std::string& root);
 
-// Pins a committed version. kNotFound: there is no such version, or it was deleted meanwhile. kBusy: its deletion takes
+// Pins a committed version. kNotFound: there is no such version, or it has just been deleted. kBusy: its deletion takes
 // long, and whether the pin came in time is not known yet.
 [[nodiscard]] Status pin_version(FileSystem& fs, const std::string& root, const VersionName& version);
 

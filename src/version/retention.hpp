@@ -1,5 +1,5 @@
 // Retention: the one place that says what may ever be deleted from a tier, and why that is safe. Whoever deletes asks
-// here first. docs/durability.md has the same rules as a table. Plain values and pure functions.
+// here first. docs/durability.md has the same rules as a list. Plain values and pure functions.
 #pragma once
 
 #include <cstdint>

@@ -115,9 +115,9 @@ void VersionCleaner::log_unreadable(const Catalog& catalog) {
 Result<std::vector<VersionInfo>> VersionCleaner::clean_up(const RetentionPolicy& policy, Need need) {
   SW_TRY(check_newest());
   SW_ASSIGN(const Catalog catalog, scan_catalog(fs_, root_, &cache_));
-  // The state of the run is read after the scan: a version is noted as being decided before it becomes visible. Read
-  // before the scan, a commit that became visible meanwhile would look settled although it is not synced yet, and the
-  // version it replaces would be deleted.
+  // The state of the run is read after the scan: a version is noted as being decided before it becomes visible. If it
+  // were read before the scan, a commit that became visible in between would look settled although it is not synced
+  // yet, and the version it replaces would be deleted.
   const RunState run = *run_.lock();
   if (run.attempt == 0)
     return fail(ErrorKind::kInternal, "a clean-up was started before an attempt was claimed", root_);

@@ -59,7 +59,7 @@ Result<bool> VersionRemover::remove(const VersionName& version, const std::strin
       const auto decided = parse_manifest(manifest, manifest_path);
       if (!decided || decided->decision == Decision::kCommit) return false;
     }
-    // A disk without room for a name must not keep us from freeing space. Then the text in memory has to do.
+    // A disk without space for a name must not keep us from freeing space. Then the text in memory has to do.
     Status aside = pinned == Pinned::kStays && !manifest.empty() ? put_aside(directory) : Status();
     if (!aside && aside.error().kind != ErrorKind::kNoSpace) return fail(std::move(aside).error());
   }

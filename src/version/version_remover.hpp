@@ -27,9 +27,9 @@ class VersionRemover {
   VersionRemover(FileSystem& fs, std::string root, Log log, ManifestCache& cache);
 
   // kStaysIfConfirmed is for a version that is not committed: it goes even if it was pinned ahead of its commit, but
-  // stays if it has been committed meanwhile.
+  // stays if it has been committed since.
   enum class Pinned : std::uint8_t { kStays, kStaysIfConfirmed, kGoesToo };
-  // Logs what is removed and why. False: it is pinned, or was committed meanwhile, and is unchanged. kNotFound: there
+  // Logs what is removed and why. False: it is pinned, or has been committed since, and is unchanged. kNotFound: there
   // is no such version.
   [[nodiscard]] Result<bool> remove(const VersionName& version, const std::string& why, Pinned pinned);
 

@@ -69,7 +69,7 @@ Status VersionStore::prepare(Role role) {
   // The lock only gives an early error. What really keeps two runs apart is the attempt, so a file system without locks
   // will do.
   if (role == Role::kLeader) {
-    auto lock = fs_.try_lock(fmt::format("{}/{}", control_path(root_), kLockName));
+    auto lock = fs_.try_lock(lock_path(root_));
     if (!lock && !locks_unknown(lock.error())) return fail(std::move(lock).error());
     if (lock) {
       lock_ = std::move(*lock);
@@ -123,7 +123,7 @@ Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<Ver
     published = sweep(leftovers(catalog, Sweeper{.attempt = attempt.number}));
     // Or a run was killed between a commit and the deletion that follows it. Then `keep` versions and one more fill the
     // disk. The surplus one may go only if those that stay are certain to survive a power cut.
-    if (!published && published.error().kind == ErrorKind::kNoSpace && settle_doubt(attempt, policy))
+    if (!published && published.error().kind == ErrorKind::kNoSpace && sync_adopted(attempt, policy))
       published = sweep(surplus(catalog, attempt.adopted, policy));
   }
   if (!published) return fail(std::move(published).error());
@@ -131,8 +131,8 @@ Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<Ver
   rank_ = 0;
   attempt_ = attempt;
   run_.lock()->claim(attempt);
-  // If an adopted version cannot be synced, it counts as doubtful, and no other one is deleted because of it.
-  static_cast<void>(settle_doubt(attempt, policy));
+  // If an adopted version cannot be synced, it is in doubt, and no other one is deleted because of it.
+  static_cast<void>(sync_adopted(attempt, policy));
   remove_old_attempt_files(fs_, root_, attempt.number, lock_ != nullptr);
   return attempt;
 }
@@ -141,7 +141,7 @@ Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<Ver
 // succeeds now. That is tried for those in doubt, and for the newest `keep`: their writer may have been killed before
 // its own sync, and others will be deleted because these exist. One that cannot be synced is in doubt and replaces
 // nothing; removable() does not touch adopted ones. Returns false if any of them is in doubt.
-bool VersionStore::settle_doubt(const Attempt& attempt, const RetentionPolicy& policy) {
+bool VersionStore::sync_adopted(const Attempt& attempt, const RetentionPolicy& policy) {
   std::set<VersionName> unsure = run_.lock()->doubtful;
   std::erase_if(unsure,
                 [&](const VersionName& version) { return !std::ranges::binary_search(attempt.adopted, version); });
@@ -284,7 +284,7 @@ Result<Manifest> VersionStore::decide(Manifest manifest) {
     run_.lock()->deciding = std::nullopt;
     if (kind != ErrorKind::kAlreadyExists) return fail(published.error());
     // Somebody was first. There is one decision for all, so ours is dropped.
-    SW_ASSIGN(manifest, obey_existing(version));
+    SW_ASSIGN(manifest, follow_existing_decision(version));
   }
 
   // Another run may have taken over between the check above and the decision. It has not adopted this version, so the
@@ -302,7 +302,7 @@ Result<Manifest> VersionStore::decide(Manifest manifest) {
   return manifest;
 }
 
-Result<Manifest> VersionStore::obey_existing(const VersionName& version) {
+Result<Manifest> VersionStore::follow_existing_decision(const VersionName& version) {
   const auto in_doubt = [&](Error error, const char* what) {
     run_.lock()->doubtful.insert(version);
     error.message = fmt::format("step {} was decided, but {}: {}", version.step, what, error.message);

@@ -1,9 +1,10 @@
 // VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision.
 // Deletion is delegated to VersionCleaner. The durability order beyond a single file is in version_store.cpp, with the
-// reason beside each step; os/durable.hpp has the order for the files themselves.
-// Owned by the Engine. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
-// Thread rule: one thread at a time (sw-commit; before the first save and in restore(), the trainer's thread). Except:
-// make_version(), scan(), clean_up(), remove() and pin() may run beside anything but claim().
+// reason for each step; os/durable.hpp has the order for the files themselves.
+// Owned by VersionStoreAccess. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
+// Thread rule: one thread at a time. sw-plan calls claim() and accept(), sw-commit calls the rest, and the trainer's
+// thread lists versions for a restore. Except: make_version(), scan(), clean_up(), remove() and pin() may run at the
+// same time as the calls of sw-commit.
 #pragma once
 
 #include <cstdint>
@@ -94,8 +95,8 @@ class VersionStore {
   [[nodiscard]] RankFiles files_of(std::uint32_t world) const { return files_.value_or(RankFiles::of_world(world)); }
   [[nodiscard]] Status check_claimed(std::uint32_t attempt) const;
   [[nodiscard]] Status check_newest() const;
-  [[nodiscard]] bool settle_doubt(const Attempt& attempt, const RetentionPolicy& policy);
-  [[nodiscard]] Result<Manifest> obey_existing(const VersionName& version);
+  [[nodiscard]] bool sync_adopted(const Attempt& attempt, const RetentionPolicy& policy);
+  [[nodiscard]] Result<Manifest> follow_existing_decision(const VersionName& version);
 
   // Constant after construction.
   FileSystem& fs_;

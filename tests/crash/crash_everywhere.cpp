@@ -119,7 +119,7 @@ class Inspection {
   const Promises& promises_;
   PatternState& state_;
   const std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
-  const ReaderParts parts_;
+  const ReaderDependencies parts_;
   std::uint64_t newest_step_ = 0;
 };
 

@@ -302,7 +302,7 @@ TEST(RanksDeathTest, ADeathIsOneOutcomeForTheSurvivorsAndTheNextStartCommits) {
       std::erase(survivors, victim);
       static_cast<void>(ranks.await(Event::Kind::kHangs, {victim}, false));
       static_cast<void>(ranks.await(Event::Kind::kWaits, survivors, false));
-      // Its ballot is in, so the leader commits; a group leader may have looked for the outcome before it had reported.
+      // Its vote is in, so the leader commits; a group leader may have looked for the outcome before it had reported.
       const bool voted = phase == Phase::kLearn && role == Role::kMember;
       if (voted) static_cast<void>(ranks.await(Event::Kind::kEnded, {0}, false));
       ranks.kill(victim);

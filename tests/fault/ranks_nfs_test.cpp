@@ -70,7 +70,7 @@ TEST_F(RanksNfsTest, AskingForTheVersionsDuringAStepDoesNotHideItsCommit) {
   EXPECT_EQ(start(1, 0)->restore_all(1), 2u);
 }
 
-// A rank that reaches its deadline writes the abort to the tier and sends nothing. Ranks that still wait for ballots
+// A rank that reaches its deadline writes the abort to the tier and sends nothing. Ranks that still wait for votes
 // find it there.
 TEST_F(RanksNfsTest, ADecisionOnTheTierIsSeenByWhoLookedForItInVain) {
   std::unique_ptr<Ranks> run = start(1, 0);

@@ -128,7 +128,7 @@ TEST_F(RanksZombieTest, AWholeRunThatWakesUpCommitsNothing) {
   EXPECT_EQ(start(kNewRun)->restore_all(kNewRun), 3u);
 }
 
-// All ballots were in, and the old leader was about to publish: its decision lands while the new run has none yet.
+// All votes were in, and the old leader was about to publish: its decision lands while the new run has none yet.
 TEST_F(RanksZombieTest, AFormerLeaderThatStillDecidesHasDecidedNothing) {
   std::unique_ptr<Ranks> old = start(kOldRun);
   old->commit_all(1);

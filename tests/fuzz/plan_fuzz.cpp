@@ -5,8 +5,8 @@
 #include <string>
 
 #include "fuzz.hpp"
+#include "restore/index_view.hpp"
 #include "restore/read_plan.hpp"
-#include "restore/version_index.hpp"
 #include "version/index.hpp"
 
 namespace slackwater::fuzz {

@@ -1,9 +1,9 @@
-"""All that knows other libraries. Nothing here imports one that the program has not imported itself.
+"""All code that knows other libraries. Nothing here imports a library that the program has not imported itself.
 
-Start with ``torch_adapter()``: it gives ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
-``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders,
-``streams`` CUDA streams, ``fence_hooks`` calls the fence before optimizers update, and ``param_gathers`` knows
-frameworks that fill parameters during the next forward pass.
+Start with ``torch_adapter()``. It returns ``torch_state``, which knows PyTorch's tensors, modules and optimizers.
+``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders, and
+``streams`` CUDA streams. ``fence_hooks`` calls the fence before optimizers update. ``param_gathers`` knows frameworks
+that fill parameters during the next forward pass.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""NumPy arrays, and whatever else hands out memory of the host or of a CUDA device through DLPack."""
+"""NumPy arrays, and other objects that expose host or CUDA memory through DLPack."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def numpy_has(dtype: str) -> bool:
 
 
 def cuda_memory(value: Any, name: str) -> Memory:
-    """Of an array on a CUDA device, which its exporter makes ready for work on the device's default stream."""
+    """The memory of an array on a CUDA device. Its exporter makes it ready for work on the device's default stream."""
     try:
         lent = _core.DlpackMemory(_export(value))
     except Exception as error:
@@ -58,7 +58,7 @@ def _export(value: Any) -> Any:
 
 
 def to_array(value: Any, name: str) -> Any:
-    """The NumPy array (or, for dtypes NumPy lacks, the torch tensor) that shares memory with ``value``."""
+    """A NumPy array that shares memory with ``value``, or a torch tensor for dtypes that NumPy does not have."""
     if is_array(value):
         return value
     device = int(value.__dlpack_device__()[0])
@@ -86,7 +86,7 @@ def to_array(value: Any, name: str) -> Any:
 
 
 def memory_of(array: Any, name: str) -> Memory:
-    """Of a NumPy array. What cannot be read in place (reversed or unaligned strides) is copied, and the copy held."""
+    """The memory of a NumPy array. If it cannot be read in place (reversed or unaligned strides), it is copied."""
     import numpy as np
 
     if type(array) not in (np.ndarray, np.memmap):
@@ -115,7 +115,7 @@ def dtype_name(dtype: Any, name: str) -> str:
 
 
 def empty(dtype: str, shape: tuple[int, ...], name: str) -> Any:
-    """A new array. Where NumPy has no such dtype, ml_dtypes is asked for it."""
+    """A new array. For dtypes that NumPy does not have, ml_dtypes is used."""
     try:
         import numpy as np
     except ImportError as error:

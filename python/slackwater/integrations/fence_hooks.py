@@ -1,6 +1,6 @@
-"""Who calls the fence: a hook before every optimizer step, and methods wrapped by hand.
+"""Calls the fence: a hook before every optimizer step, and methods that are wrapped on request.
 
-Hooks hold the session weakly, so that a checkpointer that is dropped goes away; they never raise, and stay out of
+Hooks hold the session weakly, so that they do not keep a dropped checkpointer alive. They never raise, and stay out of
 torch.compile.
 """
 
@@ -21,14 +21,15 @@ logger = logging.getLogger("slackwater")
 
 
 def register_step_hook(session: Fenced) -> Callable[[], None]:
-    """Fence before every torch optimizer step of this process, replayed ones too. Returns what removes the hook."""
+    """Fence before every torch optimizer step of this process, replayed ones too. Returns a function that removes the
+    hook."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     reference = weakref.ref(session)
 
     def fence_before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         fenced = reference()
-        if fenced is None or graph_fences.step_is_captured():  # nothing is updated yet, only recorded
+        if fenced is None or graph_fences.step_is_captured():  # nothing is updated yet: the step is only recorded
             return
         fenced.optimizer_steps += 1
         fenced.fence_quietly()
@@ -44,7 +45,8 @@ def register_step_hook(session: Fenced) -> Callable[[], None]:
 
 
 def _outside_compile(function: Callable[..., None]) -> Callable[..., None]:
-    """A compiled step calls it as it is. Loading the compiler takes seconds: the first step does that anyway."""
+    """A compiled step calls the hook uncompiled. Loading the compiler takes seconds; the first compiled step does it
+    anyway."""
     import torch
 
     disable: Callable[..., Any] = torch.compiler.disable
@@ -55,7 +57,7 @@ def _outside_compile(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class FencedMethods:
-    """Methods that fence before they run, by ``fence_on``."""
+    """Methods that were wrapped to fence before they run (``fence_on``)."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -95,7 +97,8 @@ class FencedMethods:
         self._wrapped.add((id(obj), method))
 
     def wrap_mode_switches(self, session: Fenced, optimizers: Iterable[Any]) -> None:
-        """``eval()`` and ``train()`` of an optimizer swap weights in place: that is how schedule-free ones work."""
+        """Wraps ``eval()`` and ``train()`` of optimizers, because those of schedule-free optimizers swap weights in
+        place."""
         for optimizer in optimizers:
             for method in ("eval", "train"):
                 if callable(getattr(optimizer, method, None)):

@@ -1,8 +1,8 @@
-"""CUDA graphs that captured an optimizer step: each replay is an update, and no hook of torch runs before it.
+"""CUDA graphs that captured an optimizer step. Each replay is an update, and torch runs no hook before it.
 
 So the methods of torch.cuda.CUDAGraph are wrapped while a checkpointer is open. A step hook that runs during a capture
 marks the graph, and every replay of a marked graph fences first. ``torch.cuda.graph``, ``make_graphed_callables`` and
-``torch.compile(mode="reduce-overhead")`` all capture and replay by these methods.
+``torch.compile(mode="reduce-overhead")`` all capture and replay through these methods.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class Fenced(Protocol):
 
 
 class GraphFences:
-    """For all checkpointers of the process, because a class can be wrapped only once. Thread rule: any thread."""
+    """Shared by all checkpointers of the process, because a class can be wrapped only once. Thread rule: any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
         self._originals: dict[str, Callable[..., Any]] = {}
         self._wrapped: type | None = None
-        self._capturing = threading.local()  # .graphs: those that this thread is capturing
+        self._capturing = threading.local()  # .graphs: graphs that this thread is capturing
         self._warned = False
 
     def add(self, session: Fenced) -> Callable[[], None]:
-        """Fence this one too. Returns what undoes it."""
+        """Fence this session too. Returns a function that undoes it."""
         with self._lock:
             self._sessions.add(session)
             self._wrap()
@@ -53,7 +53,7 @@ class GraphFences:
         return remove
 
     def step_is_captured(self) -> bool:
-        """Asked by the step hook: whether this step is only being recorded. If so, its replays will be fenced."""
+        """For the step hook: whether this step is only being recorded. If so, its replays will be fenced."""
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized() or not torch.cuda.is_current_stream_capturing():
             return False

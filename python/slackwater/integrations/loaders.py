@@ -1,14 +1,14 @@
 """Random states come back last: what a restore does with ``sw.Rng`` and with data loaders.
 
-A loader that is iterated draws a seed for its workers from the global generator, and its sampler may draw more. A run
-that was not interrupted drew these when the epoch began, before the checkpoint. One that is resumed in the middle of
-the epoch makes the iterator after it. So the draws of the first iterator that a restored loader makes are taken back,
-and one that stands in the middle of an epoch sets the random states of the checkpoint once more: there, nothing comes
-between the checkpoint and the next batch. (At the end of an epoch the program goes on with whatever it does between
+When a loader is iterated, it draws a seed for its workers from the global generator, and its sampler may draw more. An
+uninterrupted run drew these when the epoch began, before the checkpoint. A run that is resumed in the middle of the
+epoch makes the iterator after the restore. So what the first iterator of a restored loader draws is undone. If the
+loader is in the middle of an epoch, the random states of the checkpoint are set once more, because nothing comes
+between the checkpoint and the next batch. (At the end of an epoch, the program goes on with whatever it does between
 epochs.)
 
-torchdata's StatefulDataLoader tells which it is, and makes its iterators in ``_get_iterator``: that is the one thing
-overridden here, on the restored loader alone and for one call. See docs/decisions/0010-random-states-last.md.
+torchdata's StatefulDataLoader knows which case it is, and makes its iterators in ``_get_iterator``. Only that method is
+overridden here, only on the restored loader, and only for one call. See docs/decisions/0010-random-states-last.md.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from ..state.names import an
 
 logger = logging.getLogger("slackwater")
 
-_ITERATION = "slackwater_iteration"  # beside the keys of the loader's own state
+_ITERATION = "slackwater_iteration"  # an extra key in the loader's own state
 
 
 class RandomStates:
-    """Those that one restore brings back, and the objects restored beside them."""
+    """The random states that one restore brings back, and the objects that are restored with them."""
 
     def __init__(self) -> None:
         self._saved: list[tuple[Rng, dict[str, Any]]] = []
@@ -37,11 +37,11 @@ class RandomStates:
         self._saved.append((rng, state))
 
     def beside(self, restored: Any) -> None:
-        """An object whose load_state_dict() will have been called."""
+        """Adds an object whose load_state_dict() is called before finish()."""
         self._objects.append(restored)
 
     def finish(self) -> None:
-        """After everything else was restored."""
+        """Call it after everything else was restored."""
         self.apply()
         turn = _Turn(self)
         for owner in self._objects:
@@ -53,14 +53,14 @@ class RandomStates:
             rng.load_state_dict(state)
 
     def now(self) -> RandomStates:
-        """The same generators, as they are at this moment."""
+        """The states of the same generators at this moment."""
         result = RandomStates()
         result._saved = [(rng, rng.state_dict()) for rng, _ in self._saved]
         return result
 
 
 class _Turn:
-    """Only the first loader that goes on in the middle of its epoch sets the random states of the checkpoint."""
+    """Only the first loader that continues in the middle of its epoch sets the random states of the checkpoint."""
 
     def __init__(self, random: RandomStates) -> None:
         self.random = random
@@ -68,7 +68,7 @@ class _Turn:
 
 
 class _FirstIterator:
-    """Stands in for ``_get_iterator`` of a restored loader, once."""
+    """Replaces ``_get_iterator`` of a restored loader for one call."""
 
     def __init__(self, loader: Any, owner: Any, turn: _Turn) -> None:
         replaced = loader.__dict__.get("_get_iterator")
@@ -90,7 +90,7 @@ class _FirstIterator:
         iterator = loader._get_iterator()
         if isinstance(state, dict) and state.get("_iterator_finished"):
             _forget_place(getattr(loader, "sampler", None))
-        # Workers are sent ahead, and a sampler that meets its end counts the epoch itself.
+        # Workers fetch ahead, and a sampler that reaches its end counts the epoch itself.
         if _counts_epochs(self._owner):
             self._owner.set_epoch(self._owner.iteration)
         states.apply()
@@ -98,7 +98,7 @@ class _FirstIterator:
 
 
 def _loaders_in(value: Any) -> Iterator[Any]:
-    """A StatefulDataLoader that has been given a state, or those that an object (Accelerate's loaders) wraps."""
+    """A StatefulDataLoader that was given a state, or the loaders that an object (one of Accelerate's) wraps."""
     for found in (value, *getattr(value, "__dict__", {}).values()):
         own = getattr(found, "__dict__", None)
         if isinstance(own, dict) and isinstance(own.get("next_iter_state"), dict) and hasattr(found, "_get_iterator"):
@@ -106,14 +106,14 @@ def _loaders_in(value: Any) -> Iterator[Any]:
 
 
 def _forget_place(sampler: Any) -> None:
-    """The iterator of an epoch that had ended never asks the sampler for anything. torchdata's
-    StatefulDistributedSampler then keeps its place, the end, for the next epoch, which would be empty."""
+    """torchdata's StatefulDistributedSampler keeps its position at the end of an epoch, because the iterator of a
+    finished epoch never asks it for anything. The next epoch would then be empty."""
     if "next_yielded" in getattr(sampler, "__dict__", {}):
         sampler.next_yielded = None
 
 
 def _within_epoch(state: Any) -> bool:
-    """Whether the state of a StatefulDataLoader is one between two batches: some were fetched, the end was not met."""
+    """Whether the state of a StatefulDataLoader is between two batches: some were fetched, but not all."""
     if not isinstance(state, dict) or state.get("_iterator_finished"):
         return False
     snapshot = state.get("_snapshot")  # with workers
@@ -122,7 +122,7 @@ def _within_epoch(state: Any) -> bool:
     return bool(state.get("_num_yielded"))
 
 
-# Accelerate's loaders leave the number of the epoch, which seeds their sampler, out of their state.
+# The number of the epoch seeds the sampler of Accelerate's loaders, but is not part of their state.
 
 
 def _counts_epochs(loader: Any) -> bool:
@@ -132,7 +132,7 @@ def _counts_epochs(loader: Any) -> bool:
 
 
 def state_of(value: Any, name: str) -> Any:
-    """``value.state_dict()``, with the epoch that one of Accelerate's loaders will go on in."""
+    """``value.state_dict()``, plus the epoch in which one of Accelerate's loaders will continue."""
     own = getattr(value, "__dict__", {})
     if "base_dataloader" in own and "dl_state_dict" not in own:
         raise UnsupportedError(
@@ -142,17 +142,17 @@ def state_of(value: Any, name: str) -> Any:
     state = value.state_dict()
     if not _counts_epochs(value) or not isinstance(state, dict):
         return state
-    # While the last batch is worked on, the state is that of the end, from which the next epoch begins.
+    # While the last batch is in use, the state is already that of the end, and the next epoch begins from there.
     active = any(other is value for other in getattr(value.gradient_state, "dataloader_references", ()))
     return {**state, _ITERATION: value.iteration + (1 if active and state.get("_iterator_finished") else 0)}
 
 
 def load_state(value: Any, state: Any, **options: Any) -> None:
-    """``value.load_state_dict(state)``, with what ``state_of`` has added."""
+    """``value.load_state_dict(state)``, with what ``state_of`` added."""
     if isinstance(state, dict) and _ITERATION in state:
         state = dict(state)
         iteration = state.pop(_ITERATION)
         if _counts_epochs(value):
             value.iteration = iteration
-            value.dl_state_dict = state  # what a save before the first batch takes
+            value.dl_state_dict = state  # from a save before the first batch
     value.load_state_dict(state, **options)

@@ -37,7 +37,7 @@ class GatherWatch:
     def __init__(self) -> None:
         self._warned = False
 
-    def look(self, state: Mapping[Any, Any], optimizers: Iterable[Any]) -> None:
+    def check(self, state: Mapping[Any, Any], optimizers: Iterable[Any]) -> None:
         """``optimizers``: those of torch in the state, without what wraps them."""
         if self._warned:
             return

@@ -1,6 +1,6 @@
-"""Streams of CUDA devices, as the engine takes them: (device, handle).
+"""Streams of CUDA devices in the form that the engine takes: (device, handle).
 
-torch is asked only where it already works with CUDA in this process: nothing here makes it begin to.
+torch is asked only if it already uses CUDA in this process. Nothing here makes it initialise CUDA.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..state.names import an
 
 Pair = tuple[int, int]
 
-DEFAULT_STREAM = 0  # the legacy one, behind which arrays are lent through DLPack
+DEFAULT_STREAM = 0  # the legacy default stream; arrays lent through DLPack are ready on it
 
 
 def current_streams(devices: Sequence[int]) -> list[Pair]:
-    """The stream torch queues work on, for each device; none where torch does not use CUDA."""
+    """The current stream of torch on each device; none if torch does not use CUDA."""
     torch = sys.modules.get("torch")
     if not devices or torch is None or not torch.cuda.is_initialized():
         return []
@@ -26,9 +26,9 @@ def current_streams(devices: Sequence[int]) -> list[Pair]:
 
 
 def producers(devices: Sequence[int], lent: Sequence[int]) -> list[Pair]:
-    """Behind these streams a state is complete: the current ones, and where arrays are lent the default one.
+    """The streams that produce a state: the current stream of each device, and the default stream if arrays are lent.
 
-    Without a device: the current stream of the current one, which may be filling pinned host tensors.
+    If no device is given: the current stream of the current device, which may be filling pinned host tensors.
     """
     if not devices and not lent:
         devices = _current_device()
@@ -41,7 +41,7 @@ def _current_device() -> list[int]:
 
 
 def all_producers() -> list[Pair]:
-    """The same before it is known which devices are meant. None: the engine takes the default stream of each."""
+    """The same when the devices are not known yet. None: the engine takes the default stream of each."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return []
@@ -50,7 +50,7 @@ def all_producers() -> list[Pair]:
 
 
 def stream_pairs(streams: Iterable[Any]) -> list[Pair]:
-    """Of streams that somebody named."""
+    """The pairs for streams that the caller named."""
     if isinstance(streams, tuple) and len(streams) == 2 and all(type(part) is int for part in streams):
         raise UsageError(f"{streams} is one stream; give a list of them: [{streams}]")
     try:

@@ -1,4 +1,4 @@
-"""What torch knows about ranks: where a DTensor's local tensor sits, and which tensors DDP keeps equal."""
+"""What torch knows about ranks: which part of a DTensor this rank holds, and which tensors DDP keeps equal."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def dtensor_type() -> type | None:
-    """DTensor, if anything has imported it."""
+    """DTensor, if something has imported it already."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 class Meshes:
-    """Places of DTensors, worked out once for each (mesh, placements, shape). One thread at a time."""
+    """Locations of DTensors, computed once for each (mesh, placements, shape). One thread at a time."""
 
     def __init__(self, rank: int, world: int) -> None:
         self._rank = rank
@@ -43,7 +43,7 @@ class Meshes:
         self._known: dict[Any, TensorLocation] = {}
 
     def locate(self, tensor: Any, name: str, replicated: bool = False) -> TensorLocation:
-        """With ``replicated``, dimensions of the root mesh that the tensor's own mesh lacks repeat it."""
+        """With ``replicated``, the tensor is repeated along dimensions of the root mesh that its own mesh lacks."""
         spec = tensor._spec
         key = (spec.mesh, spec.placements, spec.shape, tensor._local_tensor.shape, replicated)
         found = self._known.get(key)
@@ -121,7 +121,7 @@ def _coordinate(mesh: Any, rank: int) -> tuple[int, ...] | None:
 def _on_root_mesh(
     mesh: Any, rank: int, cuts: tuple[Cut | None, ...], name: str
 ) -> tuple[Tensor, tuple[int, ...], tuple[Cut | None, ...]]:
-    """The same place, on the mesh of which this is a slice."""
+    """The same location on the root mesh, of which this mesh is a slice."""
     root = mesh._get_root_mesh()
     own, all_names = mesh.mesh_dim_names, root.mesh_dim_names
     place = _coordinate(root, rank)
@@ -134,7 +134,7 @@ def _on_root_mesh(
 
 
 def dtensor_like(tensor: Any, dtype: Any, device: Any) -> Any:
-    """A DTensor that lies as this one does."""
+    """A DTensor with the same mesh and placements as this one."""
     local = torch.empty_like(tensor._local_tensor, dtype=dtype, device=device, requires_grad=False).detach()
     return type(tensor).from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -145,24 +145,24 @@ def dtensor_like(tensor: Any, dtype: Any, device: Any) -> Any:
 
 
 def ddp_parameters(module: Module, world: int) -> Iterator[Tensor]:
-    """Parameters below that DistributedDataParallel keeps equal on all ranks."""
+    """Parameters in this module that DistributedDataParallel keeps equal on all ranks."""
     for layer in _ddp_layers(module, world):
         yield from _heeded(layer, layer.module.named_parameters())
 
 
 def ddp_buffers(module: Module, world: int) -> Iterator[Tensor]:
-    """Buffers below that DistributedDataParallel takes from rank 0 before every forward: those of other ranks, such as
-    statistics of their own batches, are overwritten there."""
+    """Buffers in this module that DistributedDataParallel broadcasts from rank 0 before every forward. It overwrites
+    those of other ranks, such as statistics of their own batches."""
     for layer in _ddp_layers(module, world):
         if layer.broadcast_buffers and not hasattr(layer, "buffer_hook"):
             yield from _heeded(layer, layer.module.named_buffers())
 
 
 class LiveLayers:
-    """DistributedDataParallel layers of this process, wherever they are: a state may hold the module inside one, or an
-    optimizer of its parameters, without the layer itself.
+    """All DistributedDataParallel layers of this process. A state may hold only the module inside such a layer, or only
+    an optimizer of its parameters.
 
-    Python's garbage collector knows them. It is asked again only for parameters that were not seen before.
+    The garbage collector of Python finds them. It is asked again only if a parameter was not seen before.
     """
 
     def __init__(self, world: int) -> None:
@@ -171,7 +171,7 @@ class LiveLayers:
         self._seen: dict[int, weakref.ref[Tensor]] = {}
 
     def find(self, parameters: Iterable[Tensor]) -> list[Any]:
-        """The layers, looked for again if one of these parameters is new."""
+        """The layers. They are searched again if one of these parameters is new."""
         known = self._seen.get
         new = [p for p in parameters if (seen := known(id(p))) is None or seen() is not p]
         if new:
@@ -197,8 +197,8 @@ def _heeded(layer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]
 
 
 def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> Iterator[Tensor]:
-    """State that all ranks have alike: of parameters that are (``replicated`` has their ids), and step counters of
-    parameters that all ranks share."""
+    """Optimizer state that is the same on all ranks: of replicated parameters (``replicated`` has their ids), and step
+    counters of parameters that all ranks share."""
     on_all: dict[int, bool] = {}  # meshes, by their id: whether they have all ranks
     for parameter, state in optimizer.state.items():
         if id(parameter) in replicated:

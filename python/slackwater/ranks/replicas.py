@@ -1,4 +1,4 @@
-"""Replicas: which tensors of a state torch keeps the same on all ranks, without the caller saying so."""
+"""ReplicaFinder: finds tensors that torch keeps the same on all ranks, so that the caller need not mark them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ if TYPE_CHECKING:
 
 
 class ReplicaFinder:
-    """Looks through a state that has been walked, once, and says in ``torch_shards`` what it finds."""
+    """Examines one flattened state. It records what it finds in ``torch_shards``."""
 
     def __init__(self, flat: Flattener) -> None:
         self._flat = flat
 
     def find(self) -> None:
-        """What torch keeps the same on all ranks: parameters below DDP, and the state of their optimizers; and buffers
-        that DDP takes from rank 0."""
+        """Finds parameters below DDP, the state of their optimizers, and buffers that DDP broadcasts from rank 0."""
         torch, world = self._flat.torch, self._flat.rank_info.world
         replicated: set[int] = set()
         of_first_rank: set[int] = set()
@@ -37,7 +36,7 @@ class ReplicaFinder:
             self._hand_over_once([index for index in found if index not in self._flat.torch_shards])
 
     def _find_inner_replicas(self, replicated: set[int], of_first_rank: set[int]) -> None:
-        """What lives below a DDP layer that is not in the state itself: ``model.module``, or only its optimizer."""
+        """The same for a DDP layer that is not in the state: only ``model.module`` is, or only its optimizer."""
         torch, world = self._flat.torch, self._flat.rank_info.world
         unknown = [
             parameter
@@ -57,7 +56,7 @@ class ReplicaFinder:
                 of_first_rank |= self._ids_of(buffers, given)
 
     def _ids_of(self, tensors: Iterable[Any], given: range) -> set[int]:
-        """Of these, and of what a state_dict() has given for them: it hands out detached tensors of the same memory."""
+        """Their ids, and those of the detached tensors with the same memory that a state_dict() returned for them."""
         tensors = list(tensors)
         found = set(map(id, tensors))
         if tensors and given:
@@ -68,7 +67,7 @@ class ReplicaFinder:
         return found
 
     def _hand_over_once(self, indices: list[int]) -> None:
-        """Tensors that only rank 0's count of: it hands them over, whole, and all ranks restore from there."""
+        """Only rank 0 saves these tensors, whole. All ranks restore them from there."""
         if self._flat.rank_info.rank == 0:
             for index in indices:
                 self._flat.torch_shards[index] = self._flat.rank_info.alone(self._flat.torch_tensors[index].shape)

@@ -1,4 +1,4 @@
-"""Tensors that the engine cannot write directly, such as those of another dtype: read aside, a few at a time."""
+"""Tensors that the engine cannot write directly, such as those of another dtype. They go through a temporary copy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from ..integrations import arrays, torch_adapter
 from ..reader import Reader
 
-_COPY_BYTES = 64 << 20  # read aside at once; a single larger tensor is read alone
+_COPY_BYTES = 64 << 20  # in temporary copies at the same time; a larger tensor is read alone
 
 
 def read_copies(path: str, step: int, copies: list[tuple[str, Any]], progress: Callable[[], None]) -> None:
-    """Fill the targets of a restore that cannot be written directly (another dtype), a few at a time.
+    """Fills targets that cannot be written directly (another dtype), a few at a time.
 
-    ``progress`` is called after each batch: other ranks wait for this one, and must not take it for dead.
+    ``progress`` is called after each batch, because other ranks wait for this one and must not take it for dead.
     """
     if not copies:
         return

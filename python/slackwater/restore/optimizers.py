@@ -1,4 +1,4 @@
-"""Restoring optimizers: state follows the names of parameters, hyperparameters follow their groups."""
+"""Restores optimizers: state is matched by the names of parameters, and hyperparameters follow their groups."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ logger = logging.getLogger("slackwater")
 
 _ABSENT: Any = object()
 
-# Keys of parameter groups that say nothing about the class: schedulers add them, or the caller.
+# Keys of parameter groups that say nothing about the class: schedulers or the caller add them.
 _OF_SCHEDULERS = frozenset({"initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum", "param_names"})
 
 
 class Hyperparameters:
-    """Which values of parameter groups stay as they are in the given optimizers: ``keep_hyperparameters``."""
+    """The hyperparameters of the given optimizers that stay as they are: ``keep_hyperparameters``."""
 
     def __init__(self, keep: bool | str | Iterable[str]) -> None:
         if not isinstance(keep, (bool, str, Iterable)):
@@ -39,12 +39,12 @@ class Hyperparameters:
         self._known: dict[str, None] = {}
 
     def keeps(self, optimizer: str, key: str) -> bool:
-        """By the name of the hyperparameter alone, or with that of the optimizer in front."""
+        """A pattern may be the name of the hyperparameter, or have the name of the optimizer in front."""
         if self._globs is None:
             return self.all
         self._known.update(dict.fromkeys((key, f"{optimizer}.{key}")))
         found = [self._globs(name) for name in (key, f"{optimizer}.{key}")]
-        # Schedulers keep there what the learning rate was at first.
+        # Schedulers store the first learning rate under this key.
         return any(found) or (key == "initial_lr" and self.keeps(optimizer, "lr"))
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class OptimizerPlan:
         self._groups = None if groups is None else [dict(entries_of(group) or []) for group in groups]
 
     def place(self) -> None:
-        """Into an optimizer of torch, as its own load_state_dict() would, but in place and without casts."""
+        """Plans the state of a torch optimizer as its own load_state_dict() would, but in place and without casts."""
         if self._states is None or self._groups is None:
             self._plan.kind_differs(self._node, self._optimizer, self._name)
             return
@@ -116,7 +116,7 @@ class OptimizerPlan:
         fresh[owner] = {part: value for part, value in values.items() if value is not _ABSENT}
 
     def _value(self, node: Node, current: Any, like: Any, device: Any) -> Any:
-        """One entry: the tensor that is there, if it fits, else a new value."""
+        """One entry of the state: the existing tensor if it fits, otherwise a new value."""
         plan = self._plan
         saved = tensor_name(node)
         if lost := [p for p in (tensor_names(node) if saved is None else [saved]) if plan.saved.is_rank_local(p)]:
@@ -132,14 +132,14 @@ class OptimizerPlan:
         return plan.build(node, like, device)
 
     def _lies_like(self, saved: str, parameter: Any) -> bool:
-        """Whether optimizers keep this state spread over the ranks as they do the parameter."""
+        """Whether this state is spread over the ranks in the same way as its parameter."""
         shape = self._plan.saved.info(saved).shape
         return self._torch.is_dtensor(parameter) and len(shape) > 0 and shape == tuple(parameter.shape)
 
-    # Optimizers with a load_state_dict() of their own
+    # Optimizers with their own load_state_dict()
 
     def adapt(self) -> Callable[[Any], Any]:
-        """How what was saved is rewritten for this optimizer, before its own load_state_dict() gets it."""
+        """A function that rewrites the saved state for this optimizer, before its own load_state_dict() gets it."""
         if self._torch is None or self._states is None or self._groups is None:
             return lambda state: state
         match = self._match()
@@ -157,7 +157,7 @@ class OptimizerPlan:
     # What goes where
 
     def takes_class(self) -> bool:
-        """Whether this optimizer can go on with what one of the saved class has left. If not, it stays as it is."""
+        """Whether this optimizer can use the state of one of the saved class. If not, it stays as it is."""
         node, problems = self._node, self._plan.problems
         if tag_of(node) != "object" or node["class"] == class_name(self._optimizer):
             return True
@@ -177,7 +177,7 @@ class OptimizerPlan:
         return alike
 
     def _is_like(self, saved: str) -> bool:
-        """Whether optimizers of the saved class keep the same hyperparameters, and the same state of a parameter."""
+        """Whether optimizers of the saved class keep the same hyperparameters, and the same state per parameter."""
         if self._torch is None or self._states is None or self._groups is None:
             return False
         here = {key for group in self._optimizer.param_groups for key in group}
@@ -188,7 +188,7 @@ class OptimizerPlan:
         keys_saved = {key for _, state in self._states for key, _ in entries_of(state) or []}
         if keys_here and keys_saved:
             return keys_here == keys_saved
-        # Before its first step an optimizer does not tell what it keeps.
+        # Before its first step, an optimizer does not show what state it keeps.
         return not keys_saved or self._torch.is_kin(saved, type(self._optimizer))
 
     def _match(self) -> ParameterMatch:
@@ -217,7 +217,8 @@ class OptimizerPlan:
         return match
 
     def _with_likely_shape(self, saved: SavedParameter) -> SavedParameter:
-        """Of an older release: that of moments, where torch is known to make them like the parameter."""
+        """For an older release that stored no shapes: the shape of the moments, if torch gives them that of the
+        parameter."""
         path = self._node["class"] if tag_of(self._node) == "object" else ""
         for part, node in entries_of(self._state_of.get(saved.number)) or []:
             tensor = tensor_name(node)
@@ -239,7 +240,7 @@ class OptimizerPlan:
             problems.new_parameter(f"{name}: {here.names[0]}")
 
     def _warn_of_order(self, match: ParameterMatch) -> None:
-        """Two of the same shape may have changed places, and nobody would notice."""
+        """Warns if two of them have the same shape: they may have changed places, and nobody would notice."""
         count = len(match.in_order)
         if match.wrong or not self._states or len({here.shape for here in match.in_order}) == count:
             return
@@ -268,7 +269,7 @@ class OptimizerPlan:
         for index, sources in came_from.items():
             first, *others = [{k: v for k, v in self._groups[g].items() if k != "params"} for g in sources]
             split = any(len([i for i in came_from if g in came_from[i]]) > 1 for g in sources)
-            if not split and all(first == other for other in others):  # groups that are one now, and were alike
+            if not split and all(first == other for other in others):  # merged groups that had the same values
                 match.sources[index] = sources[0]
                 continue
             text = (
@@ -287,7 +288,7 @@ class OptimizerPlan:
 
 
 def _replace_state(optimizer: Any, fresh: dict[Any, Any], stay: list[Any]) -> None:
-    """State of parameters that are new to the checkpoint stays as it is."""
+    """Replaces the state. State of parameters that the checkpoint does not have stays as it is."""
     kept = {parameter: optimizer.state[parameter] for parameter in stay if parameter in optimizer.state}
     optimizer.state.clear()
     optimizer.state.update({**kept, **fresh})
@@ -296,7 +297,7 @@ def _replace_state(optimizer: Any, fresh: dict[Any, Any], stay: list[Any]) -> No
 def _renumber(
     groups: list[dict[str, Any]], match: ParameterMatch, numbers: list[list[int]], keeps: list[set[str]], state: Any
 ) -> Any:
-    """A state_dict() of an optimizer for another order of its parameters."""
+    """Rewrites the state_dict() of an optimizer for another order of its parameters."""
     number_of = {
         id(p): n for group, own in zip(groups, numbers, strict=True) for p, n in zip(group["params"], own, strict=True)
     }

@@ -1,4 +1,4 @@
-"""Which saved parameter of an optimizer goes to which one of the given state: by name, or else in order."""
+"""Matches the saved parameters of an optimizer with those of the given state: by name, or else by order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..state.parameters import Names, by_memory, named_tensors, names_by_id, nam
 
 
 class StateParts:
-    """Modules and other torch tensors of the state that is to be restored, and what they call the parameters."""
+    """Modules and other torch tensors of the given state, and the names that they give to parameters."""
 
     def __init__(self, state: Any, encoder: codec.Encoder, torch: Any) -> None:
         self._state = state
@@ -30,7 +30,7 @@ class StateParts:
         return [(name, part) for name, part in self._all() if isinstance(part, self._torch.Module)]
 
     def parameter_names(self, optimizer: Any) -> tuple[Names, Names]:
-        """All names of each parameter: those that modules give, and those of other tensors that are the same memory."""
+        """All names of each parameter: those in modules, and those of other tensors with the same memory."""
         torch = self._torch
         if self._names is None:
             modules = [(name, *torch.module_parameters(part)) for name, part in self.modules()]
@@ -47,7 +47,7 @@ class StateParts:
 
 
 def parts_in(state: Any, encoder: codec.Encoder, torch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Modules and other tensors of a state that is to be restored, with their names."""
+    """The modules and other tensors of the given state, with their names."""
     if type(state) is Replicated:
         state = state.value
     if isinstance(state, (torch.Module, torch.Tensor)):
@@ -69,8 +69,8 @@ def parts_in(state: Any, encoder: codec.Encoder, torch: Any, name: str = "") -> 
 
 class SavedParameter(NamedTuple):
     number: int
-    names: tuple[str, ...]  # as the state calls them: after renaming, and with those of tied tensors
-    shape: tuple[int, ...] | None  # None: an older release has not stored it
+    names: tuple[str, ...]  # names in the given state: after renaming, and with those of tied tensors
+    shape: tuple[int, ...] | None  # None: saved by an older release that did not store it
     group: int
     index: int
 
@@ -80,7 +80,7 @@ class CurrentParameter(NamedTuple):
     names: tuple[str, ...]
     group: int
     index: int
-    by_memory: bool = False  # named by a tensor that is no module's: older releases did not
+    by_memory: bool = False  # named by a tensor outside any module, which older releases did not do
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,17 +88,17 @@ class CurrentParameter(NamedTuple):
 
 
 class ParameterMatch:
-    """Which saved parameter goes to which one here. ``wrong`` says why it cannot be."""
+    """Which saved parameter goes to which given one. ``wrong`` says why that is not possible."""
 
     def __init__(self, name: str, saved: list[list[SavedParameter]], here: list[list[CurrentParameter]]) -> None:
         self.pairs: dict[int, CurrentParameter] = {}  # by saved number
         self.new: list[CurrentParameter] = []
         self.gone: list[SavedParameter] = []
-        self.left: dict[int, CurrentParameter] = {}  # by saved number: of another shape, and left out by the caller
-        self.sources: list[int | None] = [None] * len(here)  # groups of the checkpoint; None: a group keeps its values
-        self.regrouped: list[int] = []  # groups here whose parameters were spread in another way
+        self.left: dict[int, CurrentParameter] = {}  # by saved number: another shape, left out by the caller
+        self.sources: list[int | None] = [None] * len(here)  # saved group of each; None: keeps its values
+        self.regrouped: list[int] = []  # groups whose parameters were in different groups before
         self.wrong: list[str] = []
-        self.in_order: list[CurrentParameter] = []  # matched by nothing but their order
+        self.in_order: list[CurrentParameter] = []  # matched only by their order
         self._name = name
         self.saved = saved
         self._here = here
@@ -117,7 +117,7 @@ class ParameterMatch:
         )
 
     def _in_order(self) -> None:
-        """Nothing but shapes to go by."""
+        """Matches by order. Only the shapes can be checked."""
         name = f"'{self._name}'"
         if len(self.saved) != len(self._here):
             self.wrong.append(
@@ -194,7 +194,7 @@ class ParameterMatch:
                 self.sources[index] = index  # both empty
 
     def leave(self, excluded: Callable[[str], bool]) -> None:
-        """Parameters of another shape that the caller leaves out start anew."""
+        """Parameters whose shape has changed and that the caller leaves out start from scratch."""
         for one in chain.from_iterable(self.saved):
             other = self.pairs.get(one.number)
             if other is None or one.shape is None or one.shape == other.shape:
@@ -212,8 +212,8 @@ def saved_parameters(
     names_of: Callable[[str], tuple[str, ...]],
     shape_of: Callable[[str], tuple[int, ...] | None],
 ) -> list[list[SavedParameter]]:
-    """Of each group. ``node`` is what ``describe`` gave, or None; ``names_of`` and ``shape_of`` know the tensors of the
-    checkpoint."""
+    """The saved parameters of each group. ``node`` is what ``describe`` returned, or None. ``names_of`` and
+    ``shape_of`` look up tensors of the checkpoint."""
     if node is None:
         return [[SavedParameter(n, (), None, g, i) for i, n in enumerate(group)] for g, group in enumerate(numbers)]
     if not _well_formed(node, [len(group) for group in numbers]):
@@ -254,7 +254,7 @@ def _is_shape(item: Any) -> bool:
 
 
 def current_parameters(optimizer: Any, found: Names, others: Names) -> list[list[CurrentParameter]]:
-    """``found``: names by modules. ``others``: by memory."""
+    """The parameters of an optimizer, by group. ``found``: names from modules. ``others``: names by memory."""
     names_of = {**others, **found}
     return [
         [

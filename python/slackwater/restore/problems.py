@@ -1,4 +1,4 @@
-"""What does not fit between a checkpoint and a state, gathered while planning and said in one error."""
+"""Collects what does not fit between a checkpoint and a state during planning, and reports it in one error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .rename import Renaming
 
 logger = logging.getLogger("slackwater")
 
-_SHOWN = 5  # problems of one kind named in a message
+_SHOWN = 5  # of one kind that a message names
 
 
 class Problems:
-    """Of one restore. Names that are not selected are no problems."""
+    """The problems of one restore. Names that are not selected are not problems."""
 
     def __init__(self, selected: Pattern, rename: Renaming | None = None) -> None:
         self._selected = selected
@@ -26,46 +26,46 @@ class Problems:
         self._extra: dict[str, None] = {}
         self._rank_local: dict[str, Kind] = {}
         self._wrong: list[str] = []
-        self._loose = False  # whether strict=False would do
+        self._loose = False  # whether strict=False would help
         self._unused: dict[str, None] = {}
         self._new_parameters: dict[str, None] = {}
         self._left_plain: dict[str, None] = {}
         self._other_class: dict[str, str] = {}
 
     def missing(self, found: Iterable[str]) -> None:
-        """In the state and not in the checkpoint."""
+        """In the state, but not in the checkpoint."""
         self._missing.update(dict.fromkeys(filter(self._selected, found)))
 
     def extra(self, found: Iterable[str]) -> None:
-        """In the checkpoint and not in the state."""
+        """In the checkpoint, but not in the state."""
         self._extra.update(dict.fromkeys(filter(self._wanted, found)))
 
     def rank_local(self, found: Iterable[str], kind: Kind) -> None:
-        """Saved by single ranks, of which there were more or fewer than now."""
+        """Saved by single ranks of a run with another number of ranks."""
         self._rank_local.update(dict.fromkeys(filter(self._wanted, found), kind))
 
     def _wanted(self, saved: str) -> bool:
         return self._selected(self._rename(saved))
 
     def wrong(self, problem: str, loose: bool = False) -> None:
-        """A sentence. ``loose``: strict=False lets it pass."""
+        """Any other problem, as a sentence. ``loose``: strict=False accepts it."""
         self._wrong.append(problem)
         self._loose = self._loose or loose
 
     def unused(self, found: Iterable[str]) -> None:
-        """In the checkpoint and left out, which is no problem."""
+        """In the checkpoint and not used, which is not a problem."""
         self._unused.update(dict.fromkeys(found))
 
     def left_plain(self, name: str) -> None:
-        """A plain value of the state that the checkpoint does not have, which is no problem."""
+        """A plain value of the state that the checkpoint does not have, which is not a problem."""
         self._left_plain[name] = None
 
     def other_class(self, name: str, text: str) -> None:
-        """An optimizer that cannot go on with what was saved, and stays as it is; a sentence that says why."""
+        """An optimizer that cannot use the saved state and stays as it is; a sentence that says why."""
         self._other_class[name] = text
 
     def new_parameter(self, found: str) -> None:
-        """Of an optimizer that has no state for it in the checkpoint."""
+        """A parameter for which the checkpoint has no state of this optimizer."""
         self._new_parameters[found] = None
 
     listing = staticmethod(listing)
@@ -76,7 +76,7 @@ class Problems:
 
     @property
     def all_absent(self) -> tuple[str, ...]:
-        """With plain values. These come first: they are few, and tensors may be many."""
+        """All that is absent. Plain values come first: they are few, and there may be many tensors."""
         return (*self._left_plain, *self._missing)
 
     @property
@@ -85,7 +85,7 @@ class Problems:
 
     @property
     def of_other_class(self) -> dict[str, str]:
-        """Optimizers that stay as they are, and why."""
+        """The optimizers that stay as they are, and why."""
         return self._other_class
 
     @property
@@ -103,7 +103,7 @@ class Problems:
     def settle(
         self, version: _core.VersionInfo, world: int, *, strict: bool, cast: bool, rank_local: RankLocal
     ) -> None:
-        """Raise what stands against restoring, and log what is left out."""
+        """Raises an error if the restore is not possible, and logs what is left out."""
         parts = []
         if strict and self._missing:
             parts.append(f"the checkpoint lacks {listing(self._missing)}")

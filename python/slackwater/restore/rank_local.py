@@ -1,6 +1,6 @@
-"""What belongs to single ranks when another number of ranks restores it: left as it is there, or an error.
+"""What belongs to single ranks when another number of ranks restores: it is left as it is, or is an error.
 
-Weights and moments are never left out unless they are named: a run that goes on from random weights says nothing.
+Weights and moments are never left out unless they are named. Otherwise a run would silently go on from random weights.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _RNG = "slackwater.rng.Rng"
 
 
 class RankLocal:
-    """``rank_local=`` of restore().
+    """The option ``rank_local=`` of restore().
 
-    "random" leaves random states as they are; "drop" all but weights; a list of patterns random states and what they
-    match, weights too; "error" nothing.
+    "random" leaves random states as they are. "drop" leaves everything but weights. A list of patterns leaves random
+    states and what the patterns match, even weights. "error" leaves nothing.
     """
 
     def __init__(self, said: str | Iterable[str] = "random") -> None:
@@ -52,8 +52,8 @@ class RankLocal:
 
 
 def kind_of_lost(node: Node, dtype_of: Callable[[str], str | None]) -> Kind:
-    """Of something saved: weights if a module, an optimizer or a tensor of floating point stands in it, or one that
-    nothing is known about; random if there are random states and nothing else."""
+    """The kind of a saved item. "weights": it contains a module, an optimizer, a floating-point tensor, or a tensor
+    that nothing is known about. "random": it contains random states and nothing else."""
     random = other = False
     stack: list[Any] = [node]
     while stack:

@@ -1,7 +1,7 @@
-"""``restore(rename={"old.*": "new.*"})``: a saved tree under other names.
+"""``restore(rename={"old.*": "new.*"})``: moves the parts of a saved tree to other names.
 
-A name is renamed by the first rule that matches it. ``*`` stands for any text, dots included, and the n-th star of the
-new name for what the n-th of the old one matched. A rule for a name is one for everything below it.
+The first rule that matches a name renames it. ``*`` matches any text, including dots. The n-th star of the new name
+stands for what the n-th star of the old name matched. A rule for a name also applies to everything below that name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Rule:
 
 
 class Renaming:
-    """Of one restore. Without rules, every name stays as it is."""
+    """The rules of one restore. Without rules, every name stays as it is."""
 
     def __init__(self, rules: Mapping[str, str] | None = None) -> None:
         if rules is not None and not isinstance(rules, Mapping):
@@ -62,7 +62,7 @@ class Renaming:
         return bool(self._rules)
 
     def __call__(self, name: str) -> str:
-        """What the state calls it."""
+        """The name in the given state."""
         if not self._rules:
             return name
         new = self._known.get(name)
@@ -72,7 +72,7 @@ class Renaming:
         return new
 
     def apply(self, root: Node, state: Any, holds_more_than_tensors: Any) -> dict[str, str]:
-        """Changes ``root`` in place, so that it has its parts where ``state`` has them. Gives what is renamed."""
+        """Moves the parts of ``root``, in place, to where ``state`` has them. Returns what was renamed."""
         for rule in self._rules:
             rule.used = False
         self._known.clear()
@@ -95,7 +95,7 @@ class Renaming:
         return {old: self(old) for old in old_names if self(old) != old}
 
     def unrestored(self, renamed: Mapping[str, str], restored: Mapping[str, None]) -> list[str]:
-        """Rules of which nothing came into the state."""
+        """Rules that brought nothing into the state."""
         return [
             str(rule)
             for rule in self._rules
@@ -104,7 +104,7 @@ class Renaming:
         ]
 
     def _take(self, node: Node, name: str, expected: str) -> None:
-        """Takes out of ``node`` what does not go where the whole of it goes."""
+        """Removes from ``node`` the parts that do not go where the rest of it goes."""
         children = _children(node, name)
         for key, child, child_name in children:
             place = expected + child_name[len(name) :] if name else child_name
@@ -129,7 +129,7 @@ def _is_mapping(node: Node) -> bool:
 
 
 def _is_container(node: Node) -> bool:
-    """Whether its parts have names of their own. Optimizers and other objects are moved whole."""
+    """Whether its parts have their own names. Optimizers and other objects are moved whole."""
     tag = tag_of(node)
     if tag == "object":
         return node.get("of") == "module" and _is_container(node["v"])
@@ -144,7 +144,7 @@ def _is_container(node: Node) -> bool:
 
 
 def _children(node: Node, name: str) -> list[tuple[Any, Node, str]]:
-    """(key, node, name) of each part."""
+    """(key, node, name) for each part."""
     if not _is_container(node):
         return []
     if _is_mapping(node):
@@ -192,7 +192,7 @@ def _set(node: Node, key: Any, child: Node) -> None:
 
 
 def _set_flat(node: Node, key: str, child: Node) -> None:
-    """Modules have no dicts within: keys with dots instead."""
+    """Modules have no nested dicts: they use keys with dots."""
     if not _is_mapping(child):
         _set(node, key, child)
     for own, part, _ in _children(child, "") if _is_mapping(child) else []:

@@ -1,4 +1,4 @@
-"""What a restore did: one line in the log, a warning about the rest, and a report with all names."""
+"""What a restore did: one line in the log, a warning about what was left out, and a report with all names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("slackwater")
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What the last ``Checkpointer.restore`` did. Names are those of the given state, unless said otherwise."""
+    """What the last ``Checkpointer.restore`` did. Names are those in the given state, unless stated otherwise."""
 
     step: int
     tensors: int  # restored
@@ -61,7 +61,7 @@ class RestoreReport:
 
 
 class ReportBuilder:
-    """Keeps count of what a restore would do, while it is planned."""
+    """Counts what a restore will do, while it is planned."""
 
     def __init__(self, step: int, selected: Pattern, rename: Renaming, problems: Problems) -> None:
         self._step = step
@@ -76,19 +76,19 @@ class ReportBuilder:
         self._read: dict[str, int] = {}  # bytes of each tensor that come into this state
 
     def checkpoint(self, tops: Iterable[str], tensors: Iterable[str], renamed: dict[str, str]) -> None:
-        """What there is."""
+        """Notes what the checkpoint has."""
         self._tops = list(tops)
         self._tensors = dict.fromkeys(tensors)
         self._renamed = renamed
 
     def add(self, name: str, new: bool = False) -> None:
-        """A value or an object of the state comes back. ``new``: the state did not have it."""
+        """A value or an object of the state is restored. ``new``: the state did not have it."""
         self._restored[name] = None
         if new:
             self._added[name] = None
 
     def add_tensor(self, info: _core.TensorInfo, box: Sequence[int] | None) -> None:
-        """A tensor of the checkpoint comes back, or a box of this shape of it."""
+        """A tensor of the checkpoint is restored, or a box of it with this shape."""
         name = info.name
         self._restored[self._rename(name) if self._rename else name] = None
         if box is not None:
@@ -98,12 +98,12 @@ class ReportBuilder:
             self._read[name] = 0 if info.alias_of in self._read else info.size_bytes
 
     def check_patterns(self) -> None:
-        """Each has matched something that the checkpoint or the state has."""
+        """Checks that each pattern has matched something in the checkpoint or in the state."""
         self._selected.check([*self._tops, *self._tensors])
 
     def refuse_nothing(self, modules: Iterable[str]) -> None:
-        """What was asked for and does nothing is a mistake, and training would go on from random weights. ``modules``
-        are the names of those in the state."""
+        """A restore that restores nothing is a mistake: training would go on from random weights. ``modules``: the
+        names of the modules in the state."""
         done = {**self._restored, **dict.fromkeys(self._problems.dropped)}
         if self._problems.of_other_class and not done:
             raise MismatchError(

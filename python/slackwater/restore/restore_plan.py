@@ -1,7 +1,7 @@
-"""Restoring: where each saved tensor goes in a state that exists, and what is set once every byte is verified.
+"""RestorePlan: where each saved tensor goes in an existing state, and what is set once every byte is verified.
 
 The saved tree and the given state are walked side by side, so that dicts, modules and their state_dict() can stand for
-each other. Nothing is changed while planning; then the engine writes the tensors, and ``finish()`` does the rest.
+each other. Planning changes nothing. Then the engine writes the tensors, and ``finish()`` does the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PLAIN = frozenset({int, float, str, bool, type(None), list, dict, tuple})
 
 
 class RestorePlan:
-    """The plan of one restore from one version."""
+    """The plan to restore one version."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RestorePlan:
         self._allow_pickle = allow_pickle
         self._rank_info = rank_info
         self.torch = torch_adapter()
-        self._encoder = Flattener()  # asked what is a tensor, and how things are named; never encodes
+        self._encoder = Flattener()  # only tells what is a tensor, and how things are named
         self._after: list[Callable[[], None]] = []
         self.random = loaders.RandomStates()
         self.saved = SavedTensors(contents, selected, rename, rank_info.world)
@@ -106,7 +106,8 @@ class RestorePlan:
         return self.writes.for_engine()
 
     def finish(self) -> None:
-        """After all bytes are in place: versions, plain values, load_state_dict(), and last the random states."""
+        """After all bytes are in place: bumps versions, sets plain values, calls load_state_dict(), and last sets
+        random states."""
         self.writes.bump_versions()
         for action in self._after:
             action()
@@ -118,7 +119,7 @@ class RestorePlan:
     # What does not fit
 
     def _lost_kind(self, node: Node, target: Any) -> Kind:
-        """What it is that cannot be had here."""
+        """The kind of an item that cannot be restored here."""
         torch = self.torch
         if torch is not None and isinstance(target, (torch.Module, torch.Optimizer)):
             return "weights"
@@ -130,7 +131,7 @@ class RestorePlan:
         return kind_of_lost(node, lambda saved: self.saved.dtype_on_first_rank(saved) or here)
 
     def _differs_between_ranks(self, node: Node, value: Any, name: str) -> None:
-        """A value at the top for which the ranks that saved it had different trees: its tensors have names to go by."""
+        """A top-level value that was not the same on all ranks. Its tensors can still be found by their names."""
         value = value.value if type(value) is Replicated else value
         kind = self._lost_kind(node, value)
         if self._encoder.is_tensor(value) or (self.torch is not None and isinstance(value, self.torch.Module)):
@@ -139,7 +140,8 @@ class RestorePlan:
             self.problems.rank_local([name], kind)
 
     def _absent(self, value: Any, name: str, lost: Callable[[list[str]], None] | None = None) -> None:
-        """The state has it, the tree does not. Of several ranks each has its own tree: tensors may be there still."""
+        """The state has it, but the tree does not. With several ranks, each has its own tree, so its tensors may still
+        be there."""
         if not self._has_parts(value):
             if self.selected(name):
                 self.problems.left_plain(name)
@@ -164,10 +166,10 @@ class RestorePlan:
                     lost([part])
 
     def _surplus(self, node: Node, name: str) -> None:
-        """The checkpoint has it, the state does not. Another rank may have what is there for all."""
+        """The checkpoint has it, but the state does not. If it belongs to all ranks, another rank may have it."""
         found = [part for part in tensor_names(node) if not (part in self.saved and self.saved.is_shared(part))]
         if found and self.saved.of_other_world:
-            return  # of rank 0 alone
+            return  # it belongs to rank 0 alone
         if found or not tensor_names(node):
             self.problems.extra(found or [name])
 
@@ -327,7 +329,7 @@ class RestorePlan:
             self.writes.write_boxes(saved, target)
 
     def _borrowed(self, node: Node, target: Any, name: str) -> None:
-        """An array on a CUDA device that speaks DLPack and nothing else we know."""
+        """Restores into an array on a CUDA device that is known only through DLPack."""
         saved = tensor_name(node)
         if saved is None:
             self.kind_differs(node, target, name)
@@ -422,7 +424,7 @@ class RestorePlan:
                 state[key] = current[key]
             else:
                 state[key] = self.build(child)
-        for canonical, key in own_key.items():  # what this rank's tree, or that of rank 0, does not name
+        for canonical, key in own_key.items():  # tensors that neither this rank's tree nor that of rank 0 names
             saved = self.saved.saved_as(names.join(name, str(canonical)))
             if self.saved.of_several_ranks and saved in self.saved and self.saved.wanted(saved):
                 self.writes.write_boxes(saved, current[key])
@@ -438,7 +440,7 @@ def _load(target: Any, state: Any, name: str, **options: Any) -> None:
     except Error:
         raise
     except RuntimeError as error:
-        if options:  # torch's way of saying that keys or shapes differ
+        if options:  # torch raises it if keys or shapes differ
             reason = " ".join(str(error).split())
             raise MismatchError(f"load_state_dict() of '{name}' refused the checkpoint: {reason}") from error
         raise

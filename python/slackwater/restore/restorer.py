@@ -1,7 +1,7 @@
-"""Restorer: one call of ``restore()``, from the engine's choice of a version to the report.
+"""Restorer: one call of ``restore()``, from the choice of a version to the report.
 
-The engine chooses the version, and passes over those that are damaged. It asks here where tensors go, and lets this
-read what it cannot place: damage found there is judged by the engine, too.
+The engine chooses the version, and skips those that are damaged. It asks this class where tensors go, and lets it read
+what the engine cannot place. The engine also judges the damage that is found there.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .restore_plan import RestorePlan
 
 
 class Restorer:
-    """Of one use."""
+    """Used for one call."""
 
     def __init__(self, session: Session, path: str, make_plan: Callable[[_core.Contents], RestorePlan]) -> None:
         self.report: RestoreReport | None = None
-        self.random = RandomStates()  # those that were restored
+        self.random = RandomStates()  # the random states that were restored
         self._session = session
         self._path = path
         self._make_plan = make_plan
-        self._plan: RestorePlan | None = None  # for the version in hand
+        self._plan: RestorePlan | None = None  # for the version that is being tried
         self._step = 0  # of that version
         self._touched = False  # whether the given state may have been written to
-        self._raised: BaseException | None = None  # by what the engine called here
-        self._of_engine: Error | None = None  # the error of the engine's own that ended the restore
+        self._raised: BaseException | None = None  # raised by a function that the engine called
+        self._of_engine: Error | None = None  # the engine's own error that ended the restore
 
     def run(self, wanted: int | None) -> int | None:
         start = time.perf_counter()
@@ -56,7 +56,7 @@ class Restorer:
         return version.step
 
     def say_undefined(self, error: BaseException) -> None:
-        """Adds to an error what it means for the given state. Errors of the engine's own say it themselves."""
+        """Adds a note if the given state was partly overwritten. The engine's own errors say it themselves."""
         if self._touched and error is not self._of_engine:
             error.add_note("slackwater: the state was partly overwritten and is undefined")
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: what they are called there and in the given state, and which ranks have them."""
+"""The tensors of a checkpoint: their names there and in the given state, and which ranks have them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rename import Renaming
 
 
 class SavedTensors:
-    """Of one version, as this rank sees it. Constant after construction."""
+    """The tensors of one version, as this rank sees them. Constant after construction."""
 
     def __init__(self, contents: _core.Contents, selected: Pattern, rename: Renaming, world: int) -> None:
         self._infos = {info.name: info for info in contents.tensors}
@@ -19,7 +19,7 @@ class SavedTensors:
         self._rename = rename
         self._by_new_name = {rename(name): name for name in self._infos} if rename else None
         self._tied: dict[str, tuple[str, ...]] | None = None
-        self.of_other_world = contents.version.world != world  # the tree is then that of rank 0, not of this rank
+        self.of_other_world = contents.version.world != world  # the tree is then that of rank 0
         self.of_several_ranks = self.of_other_world or world > 1
 
     def __contains__(self, saved: str) -> bool:
@@ -40,21 +40,21 @@ class SavedTensors:
         return None if info is None else tuple(info.shape)
 
     def stored_as(self, saved: str) -> str:
-        """Tied tensors are stored once, under the name of one of them."""
+        """Tied tensors are stored once, under the name of one of them. This returns that name."""
         return self.info(saved).alias_of or saved
 
     # Names
 
     def wanted(self, saved: str) -> bool:
-        """Whether a tensor of the checkpoint was asked for, by its name in the state."""
+        """Whether a tensor of the checkpoint is selected, by its name in the state."""
         return self._selected.everything or self._selected(self._rename(saved))
 
     def saved_as(self, name: str) -> str:
-        """What the checkpoint calls a tensor of the state."""
+        """The name in the checkpoint of a tensor of the state."""
         return name if self._by_new_name is None else self._by_new_name.get(name, "")
 
     def current_names(self, saved: str) -> tuple[str, ...]:
-        """As the state calls it: a parameter of the checkpoint, and those it was tied with."""
+        """The names in the state of a parameter of the checkpoint, and of those it was tied with."""
         if self._tied is None:
             tied: dict[str, list[str]] = {}
             for info in self._infos.values():
@@ -68,14 +68,14 @@ class SavedTensors:
     # Ranks
 
     def is_rank_local(self, saved: str) -> bool:
-        """Whether a tensor that the tree names was one of a single rank, and cannot be had here."""
+        """Whether a tensor in the tree belonged to a single rank, and cannot be restored here."""
         return self.of_other_world and saved not in self._infos
 
     def is_shared(self, saved: str) -> bool:
-        """Whether a tensor of the checkpoint is for all ranks, so that this one need not have it."""
+        """Whether a tensor of the checkpoint belongs to all ranks, so that this rank need not have it."""
         return self.of_other_world or self.info(saved).is_global
 
     def may_be_missing(self, node: Node) -> bool:
-        """Whether a tensor that this rank does not have may be missing here, because other ranks have it."""
+        """Whether a tensor may be missing on this rank, because other ranks have it."""
         saved = tensor_name(node)
         return saved is not None and (saved not in self._infos or self.is_shared(saved))

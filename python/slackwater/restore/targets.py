@@ -1,4 +1,4 @@
-"""Targets of a restore: the memory that each saved tensor, or each box of one, goes to."""
+"""Targets: the memory that each saved tensor, or each box of one, is restored to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("slackwater")
 
 
 class Targets:
-    """Collected while a restore is planned. ``after`` takes what is done once every byte is in place."""
+    """Collected while a restore is planned. ``after`` takes functions to be called once every byte is in place."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class Targets:
         self._rank_info = rank_info
         self._torch = torch
         self._targets: dict[tuple[Any, ...], tuple[str, Memory, Place | None]] = {}
-        self._written: list[Any] = []  # torch tensors whose version is to be bumped
-        self._fitting: tuple[Any, Any] = (None, None)  # the last that was found to fit, and its memory
-        self.copies: list[tuple[str, Any]] = []  # (saved name, target): to be read aside and copied
+        self._written: list[Any] = []  # torch tensors whose version must be bumped
+        self._fitting: tuple[Any, Any] = (None, None)  # the last value that fits, and its memory
+        self.copies: list[tuple[str, Any]] = []  # (saved name, target): to be read into a temporary copy
 
     def for_engine(self) -> list[Target]:
         return [memory.target(name, place) for name, memory, place in self._targets.values()]
 
     def bump_versions(self) -> None:
-        """Once every byte is in place: autograd must know that the engine wrote to its tensors."""
+        """Call it once every byte is in place, so that autograd knows that the engine wrote to its tensors."""
         if self._written:
             self._torch.bump_versions(self._written)
 
     def write_boxes(self, saved: str, target: Any) -> None:
-        """The tensor ``saved``, or the boxes of it that ``target`` holds, go there."""
+        """Restores the tensor ``saved``, or the boxes of it that ``target`` holds, into ``target``."""
         torch = self._torch
         if (shards := shards_in(target)) is not None:
             for shard in shards:
@@ -66,7 +66,7 @@ class Targets:
                 self.write(saved, part, (where.global_shape, box.offset))
 
     def write(self, saved: str, target: Any, place: Place | None = None) -> None:
-        """The tensor ``saved``, or its box at ``place``, goes into ``target``, directly where its bytes allow it."""
+        """Restores the tensor ``saved``, or its box at ``place``, into ``target``; directly, if the bytes allow it."""
         info = self._saved.info(saved)
         torch = self._torch
         is_torch = torch is not None and isinstance(target, torch.Tensor)
@@ -99,7 +99,8 @@ class Targets:
                 self._written.append(memory.owner)
 
     def _place_aside(self, saved: str, target: Any, memory: Memory, place: Place | None) -> None:
-        """Ranks agree on a version by what the engine could place: it also places what is converted afterwards."""
+        """Ranks agree on a version by what the engine could place. So the engine also places what is converted
+        afterwards."""
         dtype, torch = self._saved.info(saved).dtype, self._torch
         if torch is not None and isinstance(target, torch.Tensor):
             aside = torch.empty(dtype, memory.shape)
@@ -111,7 +112,7 @@ class Targets:
             self._after(lambda: arrays.copy_into(target, aside))
 
     def write_borrowed(self, saved: str, target: Any) -> None:
-        """The same for an array on a CUDA device that speaks DLPack and nothing else we know."""
+        """The same for an array on a CUDA device that is known only through DLPack."""
         info = self._saved.info(saved)
         memory = arrays.cuda_memory(target, saved)
         if (memory.shape, memory.dtype) != (info.shape, info.dtype):
@@ -159,5 +160,5 @@ class Targets:
         return fits
 
     def fits_hooked(self, saved: str, value: Any) -> bool:
-        """Of a module with hooks: another dtype is for ``write`` to refuse or convert, not for load_state_dict()."""
+        """For a module with hooks: ``write`` refuses or converts another dtype, not load_state_dict()."""
         return self.fits(saved, value, any_dtype=not self._cast or self._torch.is_dtensor(value))

@@ -227,7 +227,7 @@ def _is_pairs(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
 
 
-# What must hold of the nodes that are looked into without being decoded (nodes.py, placement.py).
+# What must hold of the nodes that are looked into without being decoded (nodes.py, restore/restore_plan.py).
 _WELL_FORMED: dict[str, Callable[[Node], bool]] = {
     "$t": lambda node: isinstance(node.get("$t"), str),
     "$a": lambda node: isinstance(node.get("$a"), str),

@@ -90,7 +90,7 @@ TEST(SnapshotStates, FenceThatStallsGivesTheSnapshotUpAndOpens) {
     SCOPED_TRACE(streams.size());
     const auto stalled = snapshot(false, 30ms);
     std::promise<Error> cancelled;
-    stalled->set_cancel([&](Error error) { cancelled.set_value(std::move(error)); });
+    stalled->hooks().set_cancel([&](Error error) { cancelled.set_value(std::move(error)); });
     auto fenced = std::async(std::launch::async, [&] { return stalled->fence(streams); });
     const bool opened = fenced.wait_for(60s) == std::future_status::ready;
     EXPECT_TRUE(opened) << "training hangs at the fence";

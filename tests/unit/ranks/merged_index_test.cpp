@@ -43,7 +43,7 @@ IndexPart row_part(std::uint32_t rank, std::uint32_t world, const std::string& o
 }
 
 std::string trouble(const std::vector<IndexPart>& parts) {
-  const auto merged = merge_index(parts, Reach::kEverybody);
+  const auto merged = merge_index(parts, Scope::kEverybody);
   EXPECT_FALSE(merged);
   if (merged) return {};
   EXPECT_EQ(merged.error().kind, ErrorKind::kMismatch);
@@ -61,7 +61,7 @@ TEST(MergeIndex, APartThatDoesNotMatchItsDigestIsNamed) {
 }
 
 TEST(MergeIndex, GlobalTensorsBecomeOneEntryAndOthersKeepTheirRank) {
-  const auto merged = merge_index(std::vector{row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Reach::kEverybody);
+  const auto merged = merge_index(std::vector{row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Scope::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(merged->tensor_count, 4u);
   EXPECT_TRUE(merged->has_global);
@@ -76,9 +76,9 @@ TEST(MergeIndex, GlobalTensorsBecomeOneEntryAndOthersKeepTheirRank) {
     EXPECT_EQ(entries->at(rank + 1).name, local_name(rank, "own"));
   }
   EXPECT_FALSE(
-      merge_index(std::vector{part(0, {stored("w", {2}, {shard(0, {0}, {2})})})}, Reach::kEverybody)->has_local);
+      merge_index(std::vector{part(0, {stored("w", {2}, {shard(0, {0}, {2})})})}, Scope::kEverybody)->has_local);
   EXPECT_FALSE(
-      merge_index(std::vector{part(0, {stored(local_name(0, "w"), {2}, {shard(0, {0}, {2})})})}, Reach::kEverybody)
+      merge_index(std::vector{part(0, {stored(local_name(0, "w"), {2}, {shard(0, {0}, {2})})})}, Scope::kEverybody)
           ->has_global);
 }
 
@@ -116,7 +116,7 @@ TEST(MergeIndex, TensorsMustBeTiedInTheSameWayOnAllRanks) {
     return part(rank, {stored("a", {2}, {shard(rank, {row}, {1})}), std::move(more)});
   };
   const auto merged =
-      merge_index(std::vector{one(0, 0, tied("b", {2}, "a")), one(1, 1, tied("b", {2}, "a"))}, Reach::kEverybody);
+      merge_index(std::vector{one(0, 0, tied("b", {2}, "a")), one(1, 1, tied("b", {2}, "a"))}, Scope::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(parse_index(merged->text, "index")->at(1).alias_of, "a");
   expect_words(trouble({one(0, 0, tied("b", {2}, "a")), one(1, 1, stored("b", {2}, {shard(1, {1}, {1})}))}),
@@ -125,7 +125,7 @@ TEST(MergeIndex, TensorsMustBeTiedInTheSameWayOnAllRanks) {
 
 TEST(MergeIndex, ATensorWithoutElementsNeedsNoShards) {
   const auto merged = merge_index(std::vector{part(0, {stored("e", {0, 3}, {})}), part(1, {stored("e", {0, 3}, {})})},
-                                  Reach::kEverybody);
+                                  Scope::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   const auto entries = parse_index(merged->text, "index");
   ASSERT_TRUE(entries) << entries.error().to_string();
@@ -143,7 +143,7 @@ TEST(MergeIndex, ManyRanksAndManyTensorsAreMergedInOnePass) {
       entries.push_back(stored("layer." + std::to_string(i), {kWorld, 4}, {shard(rank, {rank, 0}, {1, 4})}));
     parts.push_back(part(rank, entries));
   }
-  const auto merged = merge_index(parts, Reach::kEverybody);
+  const auto merged = merge_index(parts, Scope::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_EQ(merged->tensor_count, kTensors);
 }
@@ -151,7 +151,7 @@ TEST(MergeIndex, ManyRanksAndManyTensorsAreMergedInOnePass) {
 // What a group's group leader makes of its group is a part like any other.
 TEST(MergeIndex, PartsOfGroupsMakeTheIndexThatPartsOfRanksMake) {
   const auto of_group = [](std::uint32_t first, const std::vector<IndexPart>& parts) {
-    const auto merged = merge_index(parts, Reach::kGroup);
+    const auto merged = merge_index(parts, Scope::kGroup);
     EXPECT_TRUE(merged) << merged.error().to_string();
     return IndexPart{first, static_cast<std::uint32_t>(parts.size()), merged->digest, merged->text};
   };
@@ -159,8 +159,8 @@ TEST(MergeIndex, PartsOfGroupsMakeTheIndexThatPartsOfRanksMake) {
   const IndexPart high = of_group(3, {row_part(3, 5), row_part(4, 5)});
   std::vector<IndexPart> each;
   for (std::uint32_t rank = 0; rank < 5; ++rank) each.push_back(row_part(rank, 5));
-  const auto by_group = merge_index(std::vector{low, high}, Reach::kEverybody);
-  const auto by_rank = merge_index(each, Reach::kEverybody);
+  const auto by_group = merge_index(std::vector{low, high}, Scope::kEverybody);
+  const auto by_rank = merge_index(each, Scope::kEverybody);
   ASSERT_TRUE(by_group) << by_group.error().to_string();
   const auto entries = [](const MergedIndex& merged) {
     std::map<std::string, std::vector<std::string>> files;
@@ -205,41 +205,41 @@ TEST(IndexCache, UnchangedPartsNeedNoTextAndNoMerging) {
   IndexCache index_cache;
   const std::vector<IndexPart> whole{row_part(0, 2), row_part(1, 2)};
   const std::vector<IndexPart> named{only_named(whole[0]), only_named(whole[1])};
-  EXPECT_FALSE(index_cache.merge(1, named, Reach::kEverybody));
-  const auto first = index_cache.merge(1, whole, Reach::kEverybody);
+  EXPECT_FALSE(index_cache.merge(1, named, Scope::kEverybody));
+  const auto first = index_cache.merge(1, whole, Scope::kEverybody);
   ASSERT_TRUE(first);
   index_cache.given_up();
-  const auto again = index_cache.merge(1, named, Reach::kEverybody);
+  const auto again = index_cache.merge(1, named, Scope::kEverybody);
   ASSERT_TRUE(again) << again.error().to_string();
   EXPECT_EQ(again->get(), first->get());  // the same object: nothing was merged
-  EXPECT_EQ(index_cache.merge(1, whole, Reach::kEverybody)->get(), first->get());
+  EXPECT_EQ(index_cache.merge(1, whole, Scope::kEverybody)->get(), first->get());
 }
 
 TEST(IndexCache, AChangedPartIsMergedWithThoseThatWereThere) {
   IndexCache index_cache;
-  ASSERT_TRUE(index_cache.merge(1, {row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Reach::kEverybody));
+  ASSERT_TRUE(index_cache.merge(1, {row_part(0, 3), row_part(1, 3), row_part(2, 3)}, Scope::kEverybody));
   const auto merged = index_cache.merge(
-      1, {only_named(row_part(0, 3)), row_part(1, 3, "new"), only_named(row_part(2, 3))}, Reach::kEverybody);
+      1, {only_named(row_part(0, 3)), row_part(1, 3, "new"), only_named(row_part(2, 3))}, Scope::kEverybody);
   ASSERT_TRUE(merged) << merged.error().to_string();
   EXPECT_NE((*merged)->text.find("rank-00001/new"), std::string::npos);
   EXPECT_NE((*merged)->text.find("rank-00002/own"), std::string::npos);
   // It changes back.
   const auto back =
-      index_cache.merge(1, {only_named(row_part(0, 3)), row_part(1, 3), only_named(row_part(2, 3))}, Reach::kEverybody);
+      index_cache.merge(1, {only_named(row_part(0, 3)), row_part(1, 3), only_named(row_part(2, 3))}, Scope::kEverybody);
   ASSERT_TRUE(back) << back.error().to_string();
   EXPECT_EQ((*back)->text.find("rank-00001/new"), std::string::npos);
 }
 
 TEST(IndexCache, APartThatIsNotThereIsNamedWithItsRank) {
   IndexCache index_cache;
-  ASSERT_TRUE(index_cache.merge(1, {row_part(0, 2), row_part(1, 2)}, Reach::kEverybody));
+  ASSERT_TRUE(index_cache.merge(1, {row_part(0, 2), row_part(1, 2)}, Scope::kEverybody));
   auto merged =
-      index_cache.merge(1, {only_named(row_part(0, 2)), only_named(row_part(1, 2, "new"))}, Reach::kEverybody);
+      index_cache.merge(1, {only_named(row_part(0, 2)), only_named(row_part(1, 2, "new"))}, Scope::kEverybody);
   ASSERT_FALSE(merged);
   EXPECT_EQ(merged.error().kind, ErrorKind::kMismatch);
   expect_words(merged.error().message,
                "rank 1 only named its part of the index, but its group leader does not have the text");
-  merged = index_cache.merge(2, {only_named(row_part(0, 2)), row_part(1, 2)}, Reach::kEverybody);  // another attempt
+  merged = index_cache.merge(2, {only_named(row_part(0, 2)), row_part(1, 2)}, Scope::kEverybody);  // another attempt
   ASSERT_FALSE(merged);
   expect_words(merged.error().message, "rank 0 only named");
 }

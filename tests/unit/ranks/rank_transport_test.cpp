@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "base/digest.hpp"
+#include "ranks/key_value_transport.hpp"
 #include "ranks/message_names.hpp"
 #include "ranks/rendezvous.hpp"
-#include "ranks/store_transport.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/memory_store.hpp"
 #include "support/rank_storage.hpp"
@@ -46,7 +46,7 @@ class DirectoryCarrier final : public Carrier {
       full_.back()->fail(FsCall::kWriteAt, ENOSPC, {.times = kAlways});
       fs = full_.back().get();
     }
-    return std::make_unique<StoreTransport>(*fs, clock, temp_.path());
+    return std::make_unique<KeyValueTransport>(*fs, clock, temp_.path());
   }
   std::string text(const Topic& topic) override {
     if (through_ == Through::kFullDisk) return spelled(topic);
@@ -81,7 +81,7 @@ class DirectoryCarrier final : public Carrier {
 class StoreCarrier final : public Carrier {
  public:
   std::unique_ptr<RankTransport> make(const Clock& clock) override {
-    return std::make_unique<StoreTransport>(store, clock, "/runs/gpt");
+    return std::make_unique<KeyValueTransport>(store, clock, "/runs/gpt");
   }
   std::string text(const Topic& topic) override { return store.values()[key(topic)]; }
   void put(const Topic& topic, const std::string& text) override { ASSERT_TRUE(store.set(key(topic), text)); }
@@ -278,7 +278,7 @@ TEST(DirectoryTransportTest, AMessageThatFindsNoSpaceIsSaidOnceInWhateverForm) {
     const SystemClock clock;
     const std::unique_ptr<FileSystem> real = make_posix_file_system();
     FaultFileSystem fs(*real);
-    StoreTransport leader(fs, clock, temp.path());
+    KeyValueTransport leader(fs, clock, temp.path());
     ASSERT_TRUE(leader.rendezvous({0, 1, "run-0"}, {clock.now(), {}}));
     const std::string reserve = temp / kControlDirectory + "/reserve";
     ASSERT_TRUE(std::filesystem::exists(reserve));
@@ -313,7 +313,7 @@ TEST(DirectoryTransportTest, WhereNotEvenNamesCanBeMadeThereIsNoSpaceAndNothingI
   const SystemClock clock;
   const std::unique_ptr<FileSystem> real = make_posix_file_system();
   FaultFileSystem fs(*real);
-  StoreTransport leader(fs, clock, temp.path());
+  KeyValueTransport leader(fs, clock, temp.path());
   ASSERT_TRUE(leader.rendezvous({0, 1, "run-0"}, {clock.now(), {}}));
   fs.fail(FsCall::kWriteAt, ENOSPC, {.times = kAlways});
   fs.fail(FsCall::kOpen, ENOSPC, {.nth = 5, .times = kAlways, .path = "/outcomes"});  // twice a file, two pieces
@@ -329,7 +329,7 @@ TEST(DirectoryTransportTest, ARankZeroWhoseSessionIsGoneEndsAndLeavesTheNewerSes
   std::filesystem::create_directory(control);
   const SystemClock clock;
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
-  StoreTransport zombie(*fs, clock, temp.path()), leader(*fs, clock, temp.path());
+  KeyValueTransport zombie(*fs, clock, temp.path()), leader(*fs, clock, temp.path());
   EXPECT_EQ(zombie.rendezvous({0, 2, "old"}, {clock.now(), {}}).error().kind, ErrorKind::kTimeout);
   EXPECT_EQ(leader.rendezvous({0, 2, "new"}, {clock.now(), {}}).error().kind, ErrorKind::kTimeout);
   ASSERT_FALSE(std::filesystem::exists(control + "/session-old"));
@@ -346,19 +346,19 @@ TEST(DirectoryTransportTest, ARankThatCannotJoinSaysWhy) {
   const std::unique_ptr<FileSystem> real = make_posix_file_system();
   FaultFileSystem fs(*real);
   fs.fail(FsCall::kMakeDirectory, ENOSPC, {.times = kAlways});
-  StoreTransport member(fs, clock, temp.path());
+  KeyValueTransport member(fs, clock, temp.path());
   EXPECT_EQ(member.rendezvous({1, 2, "run-1"}, {clock.now(), {}}).error().kind, ErrorKind::kNoSpace);
   fs.clear_faults();
   EXPECT_EQ(member.rendezvous({1, 2, "run-1"}, {clock.now(), {}}).error().kind, ErrorKind::kTimeout);
 }
 
-class StoreTransportTest : public ::testing::Test {
+class KeyValueTransportTest : public ::testing::Test {
  protected:
   [[nodiscard]] Deadline within(int ms) const { return {clock_.now() + milliseconds(ms), {}}; }
-  std::vector<std::unique_ptr<StoreTransport>> rendezvous(std::uint32_t world, const std::string& ids) {
-    std::vector<std::unique_ptr<StoreTransport>> ranks;
+  std::vector<std::unique_ptr<KeyValueTransport>> rendezvous(std::uint32_t world, const std::string& ids) {
+    std::vector<std::unique_ptr<KeyValueTransport>> ranks;
     for (std::uint32_t rank = 0; rank < world; ++rank)
-      ranks.push_back(std::make_unique<StoreTransport>(store_, clock_, "/runs/gpt"));
+      ranks.push_back(std::make_unique<KeyValueTransport>(store_, clock_, "/runs/gpt"));
     std::vector<std::jthread> threads;
     for (std::uint32_t rank = 0; rank < world; ++rank) {
       threads.emplace_back([&, rank] {
@@ -374,7 +374,7 @@ class StoreTransportTest : public ::testing::Test {
   SystemClock clock_;
 };
 
-TEST_F(StoreTransportTest, AStepLeavesNothingBehindOnceTheNextHasEnded) {
+TEST_F(KeyValueTransportTest, AStepLeavesNothingBehindOnceTheNextHasEnded) {
   const auto ranks = rendezvous(3, "run");
   std::size_t kept = 0;
   for (std::uint64_t step = 1; step <= 5; ++step) {
@@ -394,7 +394,7 @@ TEST_F(StoreTransportTest, AStepLeavesNothingBehindOnceTheNextHasEnded) {
   EXPECT_EQ(store_.values().size(), kept);
 }
 
-TEST_F(StoreTransportTest, WordsThatCameTooLateGoWithTheNext) {
+TEST_F(KeyValueTransportTest, WordsThatCameTooLateGoWithTheNext) {
   const auto ranks = rendezvous(2, "run");
   const std::size_t before = store_.values().size();
   ranks[0]->forget_before({"votes", 1, 2});  // step 1 was given up without rank 1
@@ -404,7 +404,7 @@ TEST_F(StoreTransportTest, WordsThatCameTooLateGoWithTheNext) {
   EXPECT_EQ(store_.values().size(), before + 1);  // where it is, one key for ever
 }
 
-TEST_F(StoreTransportTest, TheLastToLeaveClearsEverythingAway) {
+TEST_F(KeyValueTransportTest, TheLastToLeaveClearsEverythingAway) {
   for (const std::uint32_t world : {2u, 5u, 130u}) {  // the last in three groups
     const auto ranks = rendezvous(world, "run");
     ASSERT_TRUE(ranks[0]->publish({"restore-choices", 0, 0}, 0, Message(Json::object())));
@@ -418,14 +418,15 @@ TEST_F(StoreTransportTest, TheLastToLeaveClearsEverythingAway) {
   }
 }
 
-TEST_F(StoreTransportTest, OpenedAgainTheRanksGatherAnewWhoeverComesFirst) {
+TEST_F(KeyValueTransportTest, OpenedAgainTheRanksGatherAnewWhoeverComesFirst) {
   auto first = rendezvous(3, "first");
   ASSERT_TRUE(first[0]->publish({"outcomes", 1, 1}, 0, Message(Json{{"run", 1}})));
   first[0]->leave();
   first[1]->leave();
   // Rank 2 is still in the session of before when the others come again, and then takes its key away.
-  std::vector<std::unique_ptr<StoreTransport>> second;
-  for (int rank = 0; rank < 3; ++rank) second.push_back(std::make_unique<StoreTransport>(store_, clock_, "/runs/gpt"));
+  std::vector<std::unique_ptr<KeyValueTransport>> second;
+  for (int rank = 0; rank < 3; ++rank)
+    second.push_back(std::make_unique<KeyValueTransport>(store_, clock_, "/runs/gpt"));
   EXPECT_FALSE(second[1]->rendezvous({1, 3, "second1"}, within(5)));
   EXPECT_FALSE(second[0]->rendezvous({0, 3, "second0"}, within(5)));
   first[2]->leave();
@@ -443,8 +444,8 @@ TEST_F(StoreTransportTest, OpenedAgainTheRanksGatherAnewWhoeverComesFirst) {
   EXPECT_TRUE(store_.values().empty()) << store_.values().begin()->first;
 }
 
-TEST_F(StoreTransportTest, TheSessionKeyThatAnEarlierSessionTookAwayIsSetAgain) {
-  StoreTransport leader(store_, clock_, "/runs/gpt"), member(store_, clock_, "/runs/gpt");
+TEST_F(KeyValueTransportTest, TheSessionKeyThatAnEarlierSessionTookAwayIsSetAgain) {
+  KeyValueTransport leader(store_, clock_, "/runs/gpt"), member(store_, clock_, "/runs/gpt");
   EXPECT_FALSE(leader.rendezvous({0, 2, "a"}, within(5)));
   ASSERT_EQ(store_.values().size(), 1u);
   store_.remove({store_.values().begin()->first});
@@ -474,7 +475,7 @@ TEST(Message, IsTakenWholeOrNotAtAll) {
   }
 }
 
-TEST_F(StoreTransportTest, LargeMessagesComeInPiecesAndGoAsOne) {
+TEST_F(KeyValueTransportTest, LargeMessagesComeInPiecesAndGoAsOne) {
   const auto ranks = rendezvous(2, "run");
   const std::size_t before = store_.values().size();
   std::string large(5u << 20, 'x');
@@ -494,7 +495,7 @@ TEST_F(StoreTransportTest, LargeMessagesComeInPiecesAndGoAsOne) {
 }
 
 // A store of several servers may show the first piece before the last: that is waited for, and no error.
-TEST_F(StoreTransportTest, AMessageOfWhichAPieceIsNotThereYetIsNotHeardYet) {
+TEST_F(KeyValueTransportTest, AMessageOfWhichAPieceIsNotThereYetIsNotHeardYet) {
   const auto ranks = rendezvous(2, "run");
   ASSERT_TRUE(ranks[1]->publish({"reports", 1, 1}, 1, Message(Json::object(), std::string(3u << 20, 'x'))));
   const auto values = store_.values();
@@ -510,7 +511,7 @@ TEST_F(StoreTransportTest, AMessageOfWhichAPieceIsNotThereYetIsNotHeardYet) {
   EXPECT_TRUE(all && *all);
 }
 
-TEST_F(StoreTransportTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAskedAgain) {
+TEST_F(KeyValueTransportTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAskedAgain) {
   const auto ranks = rendezvous(2, "run");
   store_.breaks(Error{ErrorKind::kIo, "the job is going down", {}, 0, false});
   EXPECT_EQ(ranks[1]->publish({"votes", 1, 1}, 1, Message(Json::object())).error().message, "the job is going down");
@@ -526,9 +527,9 @@ TEST_F(StoreTransportTest, ABrokenStoreIsAnErrorAtOnceAndOneThatMayRecoverIsAske
   EXPECT_TRUE(heard && *heard);
 }
 
-TEST_F(StoreTransportTest, CheckpointersOfOtherDirectoriesDoNotMix) {
+TEST_F(KeyValueTransportTest, CheckpointersOfOtherDirectoriesDoNotMix) {
   const auto ranks = rendezvous(2, "run");
-  StoreTransport other(store_, clock_, "/runs/other");
+  KeyValueTransport other(store_, clock_, "/runs/other");
   const auto alone = other.rendezvous({1, 2, "other"}, within(5));
   ASSERT_FALSE(alone);
   EXPECT_NE(alone.error().message.find("start all ranks of the run together"), std::string::npos);

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "ranks/store_transport.hpp"
+#include "ranks/key_value_transport.hpp"
 #include "support/memory_store.hpp"
 #include "support/pause_clock.hpp"
 
@@ -62,7 +62,7 @@ class RestoreProtocolTest : public ::testing::Test {
           protocol({.rank = rank, .world = kWorld, .fan_in = 2, .timeout = kTimeout}, transport, fs, clock) {}
     CountingStore store;
     PauseClock clock;
-    StoreTransport transport;
+    KeyValueTransport transport;
     CommitProtocol protocol;
     RestoreCalls calls;
     std::vector<Result<Agreement::Choice>> choices;  // of the last restore

@@ -1,4 +1,4 @@
-#include "ranks/ballot_collector.hpp"
+#include "ranks/vote_collector.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "os/durable.hpp"
-#include "ranks/commit_protocol.hpp"
+#include "ranks/commit_topics.hpp"
 #include "ranks/heartbeat_wait.hpp"
 #include "ranks/poll.hpp"
 #include "version/fields.hpp"
@@ -21,11 +21,10 @@ namespace slackwater {
 namespace {
 
 // Whether there is exactly one record and one part of the index for each of these ranks. Both are in rank order.
-bool covers(const Ballot& ballot, std::uint32_t first, std::uint32_t ranks) {
-  if (ballot.records.size() != 1 || ballot.records[0].first != first || ballot.records[0].ranks() != ranks)
-    return false;
+bool covers(const Vote& vote, std::uint32_t first, std::uint32_t ranks) {
+  if (vote.records.size() != 1 || vote.records[0].first != first || vote.records[0].ranks() != ranks) return false;
   std::uint64_t next = first;
-  for (const IndexPart& part : ballot.index_parts) {
+  for (const IndexPart& part : vote.index_parts) {
     if (part.rank != next) return false;
     next += part.ranks;
   }
@@ -34,91 +33,94 @@ bool covers(const Ballot& ballot, std::uint32_t first, std::uint32_t ranks) {
 
 }  // namespace
 
-Topic vote_topic(const RankTree& tree, const VersionName& version, unsigned level) {
-  return {tree.channel("votes", level), version.attempt, version.step};
+std::vector<Deadline> deadlines_by_level(const RankTree& tree, std::chrono::milliseconds timeout, TimePoint now,
+                                         const std::stop_token& stop) {
+  std::vector<Deadline> deadlines;
+  for (unsigned level = 1; level <= tree.height(); ++level)
+    deadlines.push_back({now + tree.timeout_on(level, timeout), stop});
+  return deadlines;
 }
 
-Topic outcome_topic(const VersionName& version) { return {"outcomes", version.attempt, version.step}; }
+VoteCollector::VoteCollector(const Options& options, const RankTree& tree, RankTransport& transport, FileSystem& fs,
+                             Heartbeat& heartbeat, Release release)
+    : options_(options),
+      tree_(tree),
+      transport_(transport),
+      fs_(fs),
+      heartbeat_(heartbeat),
+      release_(std::move(release)) {}
 
-std::string saved_instead(std::uint64_t step) {
-  return fmt::format("saved step {} instead; save the same steps on all ranks", step);
-}
-
-BallotCollector::BallotCollector(const CommitProtocol& protocol, RankTransport& transport, FileSystem& fs,
-                                 Heartbeat& heartbeat, Release release)
-    : protocol_(protocol), transport_(transport), fs_(fs), heartbeat_(heartbeat), release_(std::move(release)) {}
-
-Status BallotCollector::collect(Ballot& all, const VersionName& version, const std::string& directory,
-                                const std::stop_token& stop) {
-  const RankTree& tree = protocol_.tree();
+Status VoteCollector::collect(Vote& all, const VersionName& version, const std::string& directory,
+                              const std::stop_token& stop) {
   // The deadlines of all levels count from now. The others wait only a little longer for the outcome, however late a
-  // ballot of this group comes.
-  const std::vector<Deadline> deadlines = protocol_.deadlines_by_level(stop);
-  for (unsigned level = 1; level <= tree.height() && all.failures.empty(); ++level) {
+  // vote of this group comes.
+  const std::vector<Deadline> deadlines = deadlines_by_level(tree_, options_.timeout, heartbeat_.clock().now(), stop);
+  for (unsigned level = 1; level <= tree_.height() && all.failures.empty(); ++level) {
     SW_TRY(collect_level(all, version, level, directory, deadlines[level - 1]));
     if (level != 1 || !all.failures.empty()) continue;
     // Every record is read back once, by its own group leader: rank 0 could not read thousands in time.
     // After waiting for a slow but live rank, the first deadline has passed, and its record may still appear late. So
     // there is half a time-out in any case. Whoever waits for this rank saw a heartbeat of it at most a quarter ago.
     Deadline records = deadlines.front();
-    records.at = std::max(records.at, heartbeat_.clock().now() + protocol_.options().timeout / 2);
+    records.at = std::max(records.at, heartbeat_.clock().now() + options_.timeout / 2);
     SW_TRY(check_records(all, version, directory, records));
   }
-  // A last check before this rank vouches for its subtree. Ballots come from other processes: one that was counted
+  // A last check before this rank vouches for its subtree. Votes come from other processes: one that was counted
   // twice or that names other ranks must not commit.
-  const std::uint32_t rank = protocol_.options().rank;
-  if (all.failures.empty() && !covers(all, rank, tree.subtree_size())) {
+  const std::uint32_t rank = options_.rank;
+  if (all.failures.empty() && !covers(all, rank, tree_.subtree_size())) {
     return fail(ErrorKind::kMismatch,
-                fmt::format("the ballots received are not exactly one from each of the {} ranks that rank {} leads",
-                            tree.subtree_size() - 1, rank),
+                fmt::format("the votes received are not exactly one from each of the {} ranks that rank {} leads",
+                            tree_.subtree_size() - 1, rank),
                 directory);
   }
   return {};
 }
 
-Status BallotCollector::collect_level(Ballot& all, const VersionName& version, unsigned level,
-                                      const std::string& directory, const Deadline& deadline) {
-  constexpr unsigned kPollsPerStatusCheck = 8;  // polls of the ballots for one check whether they are still of use
-  const Topic topic = vote_topic(protocol_.tree(), version, level);
-  std::vector<std::uint32_t> missing = protocol_.tree().children(level);
+Status VoteCollector::collect_level(Vote& all, const VersionName& version, unsigned level, const std::string& directory,
+                                    const Deadline& deadline) {
+  constexpr unsigned kPollsPerStatusCheck = 8;  // polls of the votes for one check whether they are still of use
+  const Topic topic = vote_topic(tree_, version, level);
+  std::vector<std::uint32_t> missing = tree_.children(level);
   const auto take = [&](std::uint32_t rank, const Message& message) {
     std::erase(missing, rank);
-    // The ballot makes the heartbeats before it old news. Without this, they would extend the next step's wait.
+    // The vote makes the heartbeats before it old news. Without this, they would extend the next step's wait.
     if (const auto sent = json_u64(message.body, "heartbeats", topic.channel)) {
       heartbeat_.note_sent(rank, *sent);
       if (heartbeat_.due()) heartbeat_.note_progress();  // a slow rank has voted; what follows may take a while
     }
-    // A ballot that cannot be read fails the step, but must not end this rank's vote: the others wait for its reason.
-    auto ballot = parse_ballot(message, topic.channel);
-    if (ballot) {
-      merge(all, std::move(*ballot));
+    // A vote that cannot be read fails the step, but must not keep this rank from voting: the others wait for its
+    // reason.
+    auto vote = parse_vote(message, topic.channel);
+    if (vote) {
+      merge(all, std::move(*vote));
     } else {
-      all.failures.push_back({rank, ballot.error().message});
+      all.failures.push_back({rank, vote.error().message});
     }
     return all.failures.empty();  // one failure decides the step: the rest need not be awaited
   };
   if (missing.empty()) return {};
   const TimePoint began = heartbeat_.clock().now();
-  const Duration span = protocol_.tree().timeout_on(level, protocol_.options().timeout);
+  const Duration span = tree_.timeout_on(level, options_.timeout);
   HeartbeatWait wait(heartbeat_, deadline, span, Heartbeat::Relay::kOn);
   for (unsigned polls = 1;; ++polls) {
     const bool check = polls % kPollsPerStatusCheck == 0;
-    // Asked before the ballots are polled. A rank votes on its steps in order, so if it has voted on a later step and
-    // the poll does not find its ballot for this one, there will be none.
+    // Asked before the votes are polled. A rank votes on its steps in order, so if it has voted on a later step and
+    // the poll does not find its vote for this one, there will be none.
     const auto latest = check ? transport_.latest(topic, missing) : std::map<std::uint32_t, std::uint64_t>();
-    SW_ASSIGN(const bool complete, protocol_.poll_once(topic, missing, deadline.stop, take));
+    SW_ASSIGN(const bool complete, poll_once(transport_, heartbeat_.clock(), topic, missing, deadline.stop, take));
     if (complete) return {};
     for (const std::uint32_t rank : missing) {
       const auto last = latest.find(rank);
       if (last == latest.end()) continue;
       // It is ahead: this step cannot commit, and waiting out the time-out would hold up the steps after it.
       if (last->second > topic.step) all.failures.push_back({rank, saved_instead(last->second)});
-      // It is behind, at a step that this rank did not save, and would wait there in vain.
+      // It is behind, at a step that this rank did not save, and would wait there until its time-out.
       if (last->second < topic.step) release_({last->second, topic.attempt});
     }
     if (!all.failures.empty()) return {};
     if (check) {
-      // Another rank may have given the step up meanwhile. Then no missing ballot can change anything.
+      // Another rank may have given the step up by now. Then no missing vote can change anything.
       SW_ASSIGN(const bool over, settled(version, directory, deadline.stop));
       for (const std::uint32_t rank : over ? missing : std::vector<std::uint32_t>())
         all.failures.push_back({rank, "had not reported when the step was given up"});
@@ -131,7 +133,7 @@ Status BallotCollector::collect_level(Ballot& all, const VersionName& version, u
   }
 }
 
-std::string BallotCollector::describe_silence(std::uint32_t rank, unsigned level, TimePoint began) const {
+std::string VoteCollector::describe_silence(std::uint32_t rank, unsigned level, TimePoint began) const {
   const std::optional<TimePoint> last = heartbeat_.last_seen(rank);
   const bool beat = last && *last > began;
   const Duration since = heartbeat_.clock().now() - (beat ? *last : began);
@@ -141,27 +143,28 @@ std::string BallotCollector::describe_silence(std::uint32_t rank, unsigned level
                      beat ? "it hangs in its storage, or is dead" : "it is late, dead, or saves another step");
 }
 
-Result<bool> BallotCollector::settled(const VersionName& version, const std::string& directory,
-                                      const std::stop_token& stop) {
+Result<bool> VoteCollector::settled(const VersionName& version, const std::string& directory,
+                                    const std::stop_token& stop) {
   // Any rank may have written an abort. The directory is listed instead of asking for the manifest: a host that asks
   // before the manifest exists would not see it for a minute on NFS, not even after a restart. The listing has up to
   // 2,048 names, but it is rare, and while nothing changes NFS answers it from its cache.
   if (!directory.empty() && lists_name(fs_, directory, kManifestName).value_or(false)) return true;
   // The leader makes the decision. The others also learn of it from the outcome.
-  if (protocol_.leads()) return false;
-  return protocol_.poll_once(outcome_topic(version), {0}, stop, [](std::uint32_t, const Message&) { return true; });
+  if (options_.rank == 0) return false;
+  return poll_once(transport_, heartbeat_.clock(), outcome_topic(version), {0}, stop,
+                   [](std::uint32_t, const Message&) { return true; });
 }
 
-Status BallotCollector::check_records(Ballot& all, const VersionName& version, const std::string& directory,
-                                      const Deadline& deadline) {
-  const RankFiles& files = protocol_.options().files;
-  const std::uint32_t self = protocol_.options().rank;
+Status VoteCollector::check_records(Vote& all, const VersionName& version, const std::string& directory,
+                                    const Deadline& deadline) {
+  const RankFiles& files = options_.files;
+  const std::uint32_t self = options_.rank;
   SW_ASSIGN(const std::vector<RecordReference> records, references(all, files, directory));
   for (const RecordReference& record : records) {
     if (record.rank == self) continue;
     const std::string path = fmt::format("{}/{}", directory, record.file);
     const std::string subdirectory = files.directory(record.rank);
-    // Polled: a shared file system may show the record a little later than its ballot arrives.
+    // Polled: a shared file system may show the record a little later than the vote arrives.
     for (Poll poll(heartbeat_.clock(), deadline);;) {
       const auto text = read_whole(fs_, path, kMaxRecordBytes);
       if (text && digest128(*text) == record.digest) break;

@@ -1,29 +1,31 @@
-#include "engine/skip_turns.hpp"
+#include "engine/skip_thread.hpp"
 
 #include <exception>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "base/thread.hpp"
 
 namespace slackwater {
 
-void SkipTurns::start() {
+void SkipThread::start() {
   if (thread_.joinable()) return;
   thread_ = start_thread("sw-turn", [this](const std::stop_token& stop) { loop(stop); });
 }
 
-void SkipTurns::stop() {
+void SkipThread::stop() {
   thread_.request_stop();
   if (thread_.joinable()) thread_.join();
 }
 
-bool SkipTurns::take(std::uint64_t step) {
+bool SkipThread::take(std::uint64_t step) {
   std::lock_guard lock(mutex_);
   return turns_.take(step, shared_.clock->now());
 }
 
-void SkipTurns::loop(const std::stop_token& stop) {
+void SkipThread::loop(const std::stop_token& stop) {
   constexpr std::chrono::seconds kPause{1};
   std::uint32_t attempt = 0;  // whose turns are counted
   std::uint64_t number = 0;   // of the next one
@@ -31,7 +33,7 @@ void SkipTurns::loop(const std::stop_token& stop) {
   while (true) {
     {
       std::unique_lock lock(mutex_);
-      const auto due = [&] { return attempt_ && (!protocol_.leads() || owed_ > 0); };
+      const auto due = [&] { return attempt_ && (!protocol_.is_rank_0() || owed_ > 0); };
       if (!changed_.wait(lock, stop, due) || stop.stop_requested()) return;
       if (std::exchange(attempt, *attempt_) != *attempt_) number = 0;
     }
@@ -51,7 +53,7 @@ void SkipTurns::loop(const std::stop_token& stop) {
   }
 }
 
-Status SkipTurns::take_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
+Status SkipThread::take_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
   try {
     SW_ASSIGN(const std::uint64_t from, next_turn(attempt, number, stop));
     use_turn(attempt, from);
@@ -62,7 +64,7 @@ Status SkipTurns::take_turn(std::uint32_t attempt, std::uint64_t number, const s
 }
 
 // Rank 0 gives the turn, the others receive it.
-Result<std::uint64_t> SkipTurns::next_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
+Result<std::uint64_t> SkipThread::next_turn(std::uint32_t attempt, std::uint64_t number, const std::stop_token& stop) {
   std::uint64_t from = 0;
   std::stop_source wait;
   {
@@ -71,7 +73,7 @@ Result<std::uint64_t> SkipTurns::next_turn(std::uint32_t attempt, std::uint64_t 
     from = turns_.next(shared_.clock->now());
     wait_ = wait;
   }
-  if (protocol_.leads()) {
+  if (protocol_.is_rank_0()) {
     const Status told = protocol_.announce_turn(attempt, number, from);
     if (told) return from;
     if (told.error().kind != ErrorKind::kAlreadyExists) return fail(told.error());
@@ -80,17 +82,17 @@ Result<std::uint64_t> SkipTurns::next_turn(std::uint32_t attempt, std::uint64_t 
   return protocol_.await_turn(attempt, number, wait.get_token());
 }
 
-void SkipTurns::use_turn(std::uint32_t attempt, std::uint64_t from) {
+void SkipThread::use_turn(std::uint32_t attempt, std::uint64_t from) {
   std::optional<std::uint64_t> missed;
   {
     std::lock_guard lock(mutex_);
     if (!attempt_ || *attempt_ != attempt) return;
-    if (protocol_.leads()) --owed_;
+    if (protocol_.is_rank_0()) --owed_;
     missed = turns_.add(from);
   }
   if (!missed) return;
   // The others save this step and wait for this rank's vote. So it is added as a failed job, before any later step, and
-  // sw-commit tells them at once. That works while close() runs, too.
+  // sw-commit tells them at once. That also works while close() runs.
   shared_.jobs.add(failed_job(
       {.step = *missed, .save_began = EngineStatus::Instant::now(), .stall_timeout = options_.stall_timeout},
       {ErrorKind::kTimeout,
@@ -101,20 +103,20 @@ void SkipTurns::use_turn(std::uint32_t attempt, std::uint64_t from) {
       shared_.engine_status));
 }
 
-void SkipTurns::end(bool committed) {
+void SkipThread::end(bool committed) {
   std::lock_guard lock(mutex_);
   if (!committed) turns_.give_earlier();
-  if (protocol_.leads()) ++owed_;
+  if (protocol_.is_rank_0()) ++owed_;
   changed_.notify_all();
 }
 
-void SkipTurns::begin_attempt(std::uint32_t attempt) {
+void SkipThread::begin_attempt(std::uint32_t attempt) {
   std::lock_guard lock(mutex_);
   attempt_ = attempt;
   changed_.notify_all();
 }
 
-void SkipTurns::begin_anew() {
+void SkipThread::begin_anew() {
   std::lock_guard lock(mutex_);
   attempt_.reset();
   turns_ = SkipSchedule(options_.in_flight);

@@ -1,4 +1,4 @@
-// Ballot: what a rank, or a group of ranks, reports about its part of one version: records that are durable, or why
+// Vote: what a rank, or a group of ranks, reports about its part of one version: records that are durable, or why
 // there are none. Plain values and pure functions.
 #pragma once
 
@@ -40,7 +40,7 @@ struct ReplicaDigests {
   std::vector<std::pair<std::string, Digest128>> tensors;  // by name, with the box: "weight[0:512]"
 };
 
-struct Ballot {
+struct Vote {
   struct Failure {
     std::uint32_t rank = 0;
     std::string why;
@@ -56,27 +56,27 @@ struct Ballot {
   std::vector<ReplicaSamples> replicated_values;               // plain values that should be equal on all ranks
   // Top-level members. nullopt: the value is not the same on all ranks.
   std::map<std::string, std::optional<Digest128>> values;
-  std::vector<Failure> failures;  // empty: every rank that this ballot covers is durable
+  std::vector<Failure> failures;  // empty: every rank that this vote covers is durable
 };
 
 [[nodiscard]] RecordRun run_of(std::uint32_t rank, const Digest128& digest);  // for one rank
 // The record of each rank. `files` gives their names, which are not in the message. kCorrupt: a digest cannot be read;
 // `path` is where.
-[[nodiscard]] Result<std::vector<RecordReference>> references(const Ballot& ballot, const RankFiles& files,
+[[nodiscard]] Result<std::vector<RecordReference>> references(const Vote& vote, const RankFiles& files,
                                                               const std::string& path);
 
-[[nodiscard]] Message to_message(const Ballot& ballot);
-[[nodiscard]] Result<Ballot> parse_ballot(const Message& message, const std::string& path);
+[[nodiscard]] Message to_message(const Vote& vote);
+[[nodiscard]] Result<Vote> parse_vote(const Message& message, const std::string& path);
 
-// Merges two ballots of different ranks. Each reports records or failures.
-void merge(Ballot& into, Ballot from);
+// Merges two votes of different ranks. Each reports records or failures.
+void merge(Vote& into, Vote from);
 
 // One sentence that names ranks whose replicas differ, and the tensor or plain value. The latter is not named if only
 // the digest over all of them shows the difference.
-[[nodiscard]] std::optional<std::string> replica_mismatch(const Ballot& ballot);
-[[nodiscard]] std::vector<std::string> rank_local_values(const Ballot& ballot);
+[[nodiscard]] std::optional<std::string> replica_mismatch(const Vote& vote);
+[[nodiscard]] std::vector<std::string> rank_local_values(const Vote& vote);
 
 // "rank 2: no space is left; ranks 4 to 7: did not report".
-[[nodiscard]] std::string describe(const std::vector<Ballot::Failure>& failures);
+[[nodiscard]] std::string describe(const std::vector<Vote::Failure>& failures);
 
 }  // namespace slackwater

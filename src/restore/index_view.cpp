@@ -1,4 +1,4 @@
-#include "restore/version_index.hpp"
+#include "restore/index_view.hpp"
 
 #include <algorithm>
 #include <iterator>

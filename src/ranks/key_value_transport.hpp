@@ -1,4 +1,4 @@
-// StoreTransport: the rank transport, over a key-value store that all ranks reach. The store is the user's (of
+// KeyValueTransport: the rank transport, over a key-value store that all ranks reach. The store is the user's (of
 // torch.distributed, or over MPI), or the directory of the checkpoints, for ranks that share only that.
 //
 // A session is one rendezvous of ranks (rendezvous.hpp). Every message is below its session. So nobody reads messages
@@ -30,15 +30,16 @@
 #include "ranks/message_names.hpp"
 #include "ranks/rank_transport.hpp"
 #include "ranks/rendezvous.hpp"
+#include "ranks/session_messages.hpp"
 #include "slackwater/key_value_store.hpp"
 
 namespace slackwater {
 
-class StoreTransport final : public RankTransport {
+class KeyValueTransport final : public RankTransport, public SessionMessages {
  public:
   // `path`: of the checkpoints. It separates checkpointers that share a store.
-  StoreTransport(KeyValueStore& store, const Clock& clock, std::string path);
-  StoreTransport(FileSystem& fs, const Clock& clock, const std::string& path);
+  KeyValueTransport(KeyValueStore& store, const Clock& clock, std::string path);
+  KeyValueTransport(FileSystem& fs, const Clock& clock, const std::string& path);
 
   [[nodiscard]] Result<std::vector<std::string>> rendezvous(const Member& self, const Deadline& deadline) override;
   [[nodiscard]] Status publish(const Topic& topic, std::uint32_t rank, const Message& message) override;
@@ -50,18 +51,16 @@ class StoreTransport final : public RankTransport {
   void forget_before(const Topic& topic) override;
   void leave() override;
 
-  // For Rendezvous. A store has at most one session. In a directory, earlier starts may have left sessions behind.
-  [[nodiscard]] Result<std::vector<std::string>> list_sessions();
-  [[nodiscard]] Status open_session(const Member& leader);
-  void enter(const std::string& session);  // from now on it is this rank's session
-  // Passes the messages that are there now to `take`, and erases their senders from `ranks`. False: `take` returned
-  // false.
+  // For Rendezvous.
+  [[nodiscard]] Result<std::vector<std::string>> list_sessions() override;
+  [[nodiscard]] Status open_session(const Member& leader) override;
+  void enter(const std::string& session) override;
   [[nodiscard]] Result<bool> collect(const std::string& session, const Topic& topic, std::vector<std::uint32_t>& ranks,
-                                     const Take& take);
+                                     const Take& take) override;
   [[nodiscard]] Status publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
-                                  const Message& message);
-  void withdraw(const std::string& session, const Topic& topic, std::uint32_t rank);
-  [[nodiscard]] bool over_directory() const { return directory_ != nullptr; }
+                                  const Message& message) override;
+  void withdraw(const std::string& session, const Topic& topic, std::uint32_t rank) override;
+  [[nodiscard]] bool over_directory() const override { return directory_ != nullptr; }
 
  private:
   using Values = std::vector<std::optional<std::string>>;

@@ -1,4 +1,4 @@
-#include "ranks/ballot.hpp"
+#include "ranks/vote.hpp"
 
 #include <algorithm>
 #include <iterator>
@@ -17,9 +17,9 @@ namespace {
 
 using Digests = std::vector<std::pair<std::string, Digest128>>;
 
-Json replicas_to_json(const Ballot& ballot) {
+Json replicas_to_json(const Vote& vote) {
   Json replicas = Json::array();
-  for (const auto& [group, reports] : ballot.replicas) {
+  for (const auto& [group, reports] : vote.replicas) {
     for (const ReplicaDigests& digests : reports) {
       Json tensors = Json::object();
       for (const auto& [name, digest] : digests.tensors) tensors[name] = to_hex(digest);
@@ -91,25 +91,25 @@ Result<Digest128> parse_hex(const Json& hex, const std::string& path) {
 
 // Takes the next piece off the attachment of a message.
 Result<std::string> take_attached(std::string_view& rest, std::uint64_t bytes, const std::string& path) {
-  if (bytes > rest.size()) return corrupt("the attachment of a ballot is too short", path);
+  if (bytes > rest.size()) return corrupt("the attachment of a vote is too short", path);
   std::string piece(rest.substr(0, bytes));
   rest.remove_prefix(bytes);
   return piece;
 }
 
-Status parse_records(const Json& json, std::string_view& attached, Ballot& ballot, const std::string& path) {
+Status parse_records(const Json& json, std::string_view& attached, Vote& vote, const std::string& path) {
   SW_ASSIGN(const Json* runs, json_array(json, "records", path));
   for (const Json& entry : *runs) {
     RecordRun run;
     SW_ASSIGN(run.first, json_u32(entry, "first", path));
     SW_ASSIGN(const std::uint32_t ranks, json_u32(entry, "ranks", path));
     SW_ASSIGN(run.digests, take_attached(attached, std::uint64_t{ranks} * RecordRun::kDigits, path));
-    ballot.records.push_back(std::move(run));
+    vote.records.push_back(std::move(run));
   }
   return {};
 }
 
-Status parse_index_parts(const Json& json, std::string_view& attached, Ballot& ballot, const std::string& path) {
+Status parse_index_parts(const Json& json, std::string_view& attached, Vote& vote, const std::string& path) {
   SW_ASSIGN(const Json* parts, json_array(json, "index_parts", path));
   for (const Json& entry : *parts) {
     IndexPart part;
@@ -118,16 +118,16 @@ Status parse_index_parts(const Json& json, std::string_view& attached, Ballot& b
     SW_ASSIGN(part.digest, json_digest(entry, "digest", path));
     SW_ASSIGN(const std::uint64_t bytes, json_u64(entry, "bytes", path));
     SW_ASSIGN(part.text, take_attached(attached, bytes, path));
-    ballot.index_parts.push_back(std::move(part));
+    vote.index_parts.push_back(std::move(part));
   }
   return {};
 }
 
-Status parse_replicas(const Json& json, Ballot& ballot, const std::string& path) {
+Status parse_replicas(const Json& json, Vote& vote, const std::string& path) {
   SW_ASSIGN(const Json* replicas, json_array(json, "replicas", path));
   for (const Json& entry : *replicas) {
     SW_ASSIGN(const std::string group, json_string(entry, "group", path));
-    ReplicaDigests& digests = ballot.replicas[group].emplace_back();
+    ReplicaDigests& digests = vote.replicas[group].emplace_back();
     SW_ASSIGN(const Json* ranks, json_array(entry, "ranks", path));
     for (const Json& rank : *ranks) {
       if (!rank.is_number_unsigned()) return corrupt("a rank is not a whole number", path);
@@ -142,23 +142,23 @@ Status parse_replicas(const Json& json, Ballot& ballot, const std::string& path)
   return {};
 }
 
-Status parse_all_samples(const Json& json, Ballot& ballot, const std::string& path) {
+Status parse_all_samples(const Json& json, Vote& vote, const std::string& path) {
   SW_ASSIGN(const Json* groups, json_array(json, "samples", path));
   for (const Json& entry : *groups) {
     SW_ASSIGN(const std::string group, json_string(entry, "group", path));
-    SW_ASSIGN(ballot.samples[group].emplace_back(), parse_samples(entry, path));
+    SW_ASSIGN(vote.samples[group].emplace_back(), parse_samples(entry, path));
   }
   SW_ASSIGN(const Json* values, json_array(json, "replicated_values", path));
   for (const Json& entry : *values) {
-    SW_ASSIGN(ballot.replicated_values.emplace_back(), parse_samples(entry, path));
+    SW_ASSIGN(vote.replicated_values.emplace_back(), parse_samples(entry, path));
   }
   return {};
 }
 
-Status parse_values(const Json& json, Ballot& ballot, const std::string& path) {
+Status parse_values(const Json& json, Vote& vote, const std::string& path) {
   SW_ASSIGN(const Json* values, json_object(json, "values", path));
   for (const auto& [name, hex] : values->items()) {
-    std::optional<Digest128>& value = ballot.values[name];
+    std::optional<Digest128>& value = vote.values[name];
     if (hex.is_null()) continue;
     SW_ASSIGN(value, parse_hex(hex, path));
   }
@@ -193,7 +193,7 @@ void merge_reports(std::vector<Report>& known, std::vector<Report>& more, const 
   }
 }
 
-void merge_replicas(Ballot& into, Ballot& from) {
+void merge_replicas(Vote& into, Vote& from) {
   const auto same_samples = [](const ReplicaSamples& a, const ReplicaSamples& b) {
     return a.list == b.list && a.all == b.all;
   };
@@ -204,7 +204,7 @@ void merge_replicas(Ballot& into, Ballot& from) {
 }
 
 // A member that some ranks lack is not the same on all ranks.
-void merge_values(Ballot& into, const Ballot& from) {
+void merge_values(Vote& into, const Vote& from) {
   for (auto& [name, digest] : into.values) {
     const auto other = from.values.find(name);
     if (other == from.values.end() || other->second != digest) digest.reset();
@@ -259,9 +259,9 @@ std::string tensor_differs(const std::string* name, const std::string& group, co
 
 RecordRun run_of(std::uint32_t rank, const Digest128& digest) { return {rank, to_hex(digest)}; }
 
-Result<std::vector<RecordReference>> references(const Ballot& ballot, const RankFiles& files, const std::string& path) {
+Result<std::vector<RecordReference>> references(const Vote& vote, const RankFiles& files, const std::string& path) {
   std::vector<RecordReference> records;
-  for (const RecordRun& run : ballot.records) {
+  for (const RecordRun& run : vote.records) {
     for (std::uint32_t i = 0; i < run.ranks(); ++i) {
       const std::uint32_t rank = run.first + i;
       const auto digest =
@@ -274,67 +274,67 @@ Result<std::vector<RecordReference>> references(const Ballot& ballot, const Rank
 }
 
 // Digests and texts go into the attachment, in the order in which the body names them.
-Message to_message(const Ballot& ballot) {
+Message to_message(const Vote& vote) {
   Message message;
   Json records = Json::array();
-  for (const RecordRun& run : ballot.records) {
+  for (const RecordRun& run : vote.records) {
     records.push_back({{"first", run.first}, {"ranks", run.ranks()}});
     message.attachment += run.digests;
   }
   Json parts = Json::array();
-  for (const IndexPart& part : ballot.index_parts) {
+  for (const IndexPart& part : vote.index_parts) {
     parts.push_back(
         {{"rank", part.rank}, {"ranks", part.ranks}, {"digest", to_hex(part.digest)}, {"bytes", part.text.size()}});
     message.attachment += part.text;
   }
   Json samples = Json::array();
-  for (const auto& [group, reports] : ballot.samples) {
+  for (const auto& [group, reports] : vote.samples) {
     for (const ReplicaSamples& each : reports) {
       samples.push_back(samples_to_json(each));
       samples.back()["group"] = group;
     }
   }
   Json replicated_values = Json::array();
-  for (const ReplicaSamples& each : ballot.replicated_values) replicated_values.push_back(samples_to_json(each));
+  for (const ReplicaSamples& each : vote.replicated_values) replicated_values.push_back(samples_to_json(each));
   Json values = Json::object();
-  for (const auto& [name, digest] : ballot.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
+  for (const auto& [name, digest] : vote.values) values[name] = digest ? Json(to_hex(*digest)) : Json();
   Json failures = Json::array();
-  for (const Ballot::Failure& failure : ballot.failures) {
+  for (const Vote::Failure& failure : vote.failures) {
     Json entry = {{"rank", failure.rank}, {"why", failure.why}};
     if (failure.no_space) entry["no_space"] = true;
     if (failure.replicas_differ) entry["replicas_differ"] = true;
     failures.push_back(std::move(entry));
   }
-  message.body = {{"records", std::move(records)},   {"index_parts", std::move(parts)},
-                  {"size_bytes", ballot.size_bytes}, {"replicas", replicas_to_json(ballot)},
-                  {"samples", std::move(samples)},   {"replicated_values", std::move(replicated_values)},
-                  {"values", std::move(values)},     {"failures", std::move(failures)}};
+  message.body = {{"records", std::move(records)}, {"index_parts", std::move(parts)},
+                  {"size_bytes", vote.size_bytes}, {"replicas", replicas_to_json(vote)},
+                  {"samples", std::move(samples)}, {"replicated_values", std::move(replicated_values)},
+                  {"values", std::move(values)},   {"failures", std::move(failures)}};
   return message;
 }
 
-Result<Ballot> parse_ballot(const Message& message, const std::string& path) {
+Result<Vote> parse_vote(const Message& message, const std::string& path) {
   const Json& json = message.body;
-  Ballot ballot;
+  Vote vote;
   std::string_view attached = message.attachment;
-  SW_TRY(parse_records(json, attached, ballot, path));
-  SW_TRY(parse_index_parts(json, attached, ballot, path));
-  SW_ASSIGN(ballot.size_bytes, json_u64(json, "size_bytes", path));
-  SW_TRY(parse_replicas(json, ballot, path));
-  SW_TRY(parse_all_samples(json, ballot, path));
-  SW_TRY(parse_values(json, ballot, path));
+  SW_TRY(parse_records(json, attached, vote, path));
+  SW_TRY(parse_index_parts(json, attached, vote, path));
+  SW_ASSIGN(vote.size_bytes, json_u64(json, "size_bytes", path));
+  SW_TRY(parse_replicas(json, vote, path));
+  SW_TRY(parse_all_samples(json, vote, path));
+  SW_TRY(parse_values(json, vote, path));
   SW_ASSIGN(const Json* failures, json_array(json, "failures", path));
   for (const Json& entry : *failures) {
-    Ballot::Failure failure;
+    Vote::Failure failure;
     SW_ASSIGN(failure.rank, json_u32(entry, "rank", path));
     SW_ASSIGN(failure.why, json_string(entry, "why", path));
     failure.no_space = entry.contains("no_space");
     failure.replicas_differ = entry.contains("replicas_differ");
-    ballot.failures.push_back(std::move(failure));
+    vote.failures.push_back(std::move(failure));
   }
-  return ballot;
+  return vote;
 }
 
-void merge(Ballot& into, Ballot from) {
+void merge(Vote& into, Vote from) {
   merge_records(into.records, from.records);
   std::ranges::move(from.index_parts, std::back_inserter(into.index_parts));
   std::ranges::sort(into.index_parts, {}, &IndexPart::rank);
@@ -344,19 +344,19 @@ void merge(Ballot& into, Ballot from) {
   std::ranges::move(from.failures, std::back_inserter(into.failures));
 }
 
-std::optional<std::string> replica_mismatch(const Ballot& ballot) {
-  for (const auto& [group, reports] : ballot.replicas) {
+std::optional<std::string> replica_mismatch(const Vote& vote) {
+  for (const auto& [group, reports] : vote.replicas) {
     if (reports.size() < 2) continue;
     const std::string name = first_difference(reports[0].tensors, reports[1].tensors);
     return tensor_differs(&name, group, reports[0].ranks, reports[1].ranks);
   }
-  for (const auto& [group, reports] : ballot.samples) {
+  for (const auto& [group, reports] : vote.samples) {
     const auto differ = find_different(reports);
     if (!differ) continue;
     const auto& [one, other] = *differ;
     return tensor_differs(named_difference(*one, *other), group, one->ranks, other->ranks);
   }
-  if (const auto differ = find_different(ballot.replicated_values)) {
+  if (const auto differ = find_different(vote.replicated_values)) {
     const auto& [one, other] = *differ;
     const std::string* const name = named_difference(*one, *other);
     return fmt::format(
@@ -367,17 +367,17 @@ std::optional<std::string> replica_mismatch(const Ballot& ballot) {
   return std::nullopt;
 }
 
-std::vector<std::string> rank_local_values(const Ballot& ballot) {
+std::vector<std::string> rank_local_values(const Vote& vote) {
   std::vector<std::string> names;
-  for (const auto& [name, digest] : ballot.values) {
+  for (const auto& [name, digest] : vote.values) {
     if (!digest) names.push_back(name);
   }
   return names;
 }
 
-std::string describe(const std::vector<Ballot::Failure>& failures) {
+std::string describe(const std::vector<Vote::Failure>& failures) {
   std::vector<std::pair<std::string, std::vector<std::uint32_t>>> reasons;  // in the order of the failures
-  for (const Ballot::Failure& failure : failures) {
+  for (const Vote::Failure& failure : failures) {
     const auto same = std::ranges::find(reasons, failure.why, [](const auto& reason) { return reason.first; });
     if (same != reasons.end()) {
       same->second.push_back(failure.rank);

@@ -1,4 +1,4 @@
-#include "ranks/store_transport.hpp"
+#include "ranks/key_value_transport.hpp"
 
 #include <algorithm>
 #include <set>
@@ -34,7 +34,7 @@ Error session_over(const std::string& where) {
 
 }  // namespace
 
-StoreTransport::StoreTransport(KeyValueStore& store, const Clock& clock, std::string path)
+KeyValueTransport::KeyValueTransport(KeyValueStore& store, const Clock& clock, std::string path)
     : store_(store),
       clock_(clock),
       where_(std::move(path)),
@@ -43,7 +43,7 @@ StoreTransport::StoreTransport(KeyValueStore& store, const Clock& clock, std::st
       piece_bytes_(kStorePieceBytes),
       rendezvous_(*this, clock, where_) {}
 
-StoreTransport::StoreTransport(FileSystem& fs, const Clock& clock, const std::string& path)
+KeyValueTransport::KeyValueTransport(FileSystem& fs, const Clock& clock, const std::string& path)
     : directory_(std::make_unique<DirectoryStore>(fs, clock, fmt::format("{}/{}", path, kControlDirectory))),
       store_(*directory_),
       clock_(clock),
@@ -52,21 +52,21 @@ StoreTransport::StoreTransport(FileSystem& fs, const Clock& clock, const std::st
       piece_bytes_(kFilePieceBytes),
       rendezvous_(*this, clock, where_) {}
 
-std::string StoreTransport::channel_of(const std::string& session, const std::string& channel) const {
+std::string KeyValueTransport::channel_of(const std::string& session, const std::string& channel) const {
   return fmt::format("{}{}/{}", prefix_, session, channel);
 }
 
-std::string StoreTransport::key_of(const std::string& session, const Topic& topic, std::uint32_t rank) const {
+std::string KeyValueTransport::key_of(const std::string& session, const Topic& topic, std::uint32_t rank) const {
   return fmt::format("{}/{}", channel_of(session, topic.channel), message_file(topic, rank));
 }
 
-std::string StoreTransport::session() const {
+std::string KeyValueTransport::session() const {
   std::lock_guard lock(mutex_);
   return session_;
 }
 
-void StoreTransport::remember(const std::string& session, const Topic& topic, std::uint32_t rank,
-                              std::uint32_t pieces) {
+void KeyValueTransport::remember(const std::string& session, const Topic& topic, std::uint32_t rank,
+                                 std::uint32_t pieces) {
   std::vector<std::string> keys{key_of(session, topic, rank)};
   for (std::uint32_t piece = 1; piece <= pieces; ++piece) keys.push_back(piece_key(keys[0], piece));
   std::lock_guard lock(mutex_);
@@ -74,7 +74,8 @@ void StoreTransport::remember(const std::string& session, const Topic& topic, st
   if (known.size() <= keys.size()) known = std::move(keys);
 }
 
-void StoreTransport::remove_messages(const std::string& channel, const std::function<bool(const MessageName&)>& which) {
+void KeyValueTransport::remove_messages(const std::string& channel,
+                                        const std::function<bool(const MessageName&)>& which) {
   std::vector<std::string> keys;
   {
     std::lock_guard lock(mutex_);
@@ -87,7 +88,7 @@ void StoreTransport::remove_messages(const std::string& channel, const std::func
   if (!keys.empty()) store_.remove(keys);
 }
 
-Result<StoreTransport::Values> StoreTransport::get(const std::vector<std::string>& keys) {
+Result<KeyValueTransport::Values> KeyValueTransport::get(const std::vector<std::string>& keys) {
   SW_ASSIGN(Values values, store_.get(keys));
   if (values.size() != keys.size()) {
     return fail(ErrorKind::kInternal,
@@ -97,8 +98,8 @@ Result<StoreTransport::Values> StoreTransport::get(const std::vector<std::string
   return values;
 }
 
-Result<StoreTransport::Values> StoreTransport::find(const std::string& session, const Topic& topic,
-                                                    const std::vector<std::uint32_t>& ranks) {
+Result<KeyValueTransport::Values> KeyValueTransport::find(const std::string& session, const Topic& topic,
+                                                          const std::vector<std::uint32_t>& ranks) {
   std::vector<std::string> keys;
   for (const std::uint32_t rank : ranks) keys.push_back(key_of(session, topic, rank));
   if (!directory_) keys.push_back(session_key_);
@@ -109,7 +110,8 @@ Result<StoreTransport::Values> StoreTransport::find(const std::string& session, 
     // membership.
     const bool ours = session == this->session();
     const std::string mark = ours ? channel_of(session, membership_topic().channel) : prefix_ + session;
-    // One listing that lacks it may be wrong, while other ranks create names beside it. To give up a run, ask again.
+    // While other ranks create names in the same directory, one listing may wrongly lack it. Ask again before giving
+    // up.
     alive = directory_->has(mark) || (ours && directory_->is_still_there(mark));
   } else {
     alive = values.back() == session;
@@ -119,8 +121,8 @@ Result<StoreTransport::Values> StoreTransport::find(const std::string& session, 
   return values;
 }
 
-Result<std::optional<std::string>> StoreTransport::read(const std::string& session, const Topic& topic,
-                                                        std::uint32_t rank, std::string_view first) {
+Result<std::optional<std::string>> KeyValueTransport::read(const std::string& session, const Topic& topic,
+                                                           std::uint32_t rank, std::string_view first) {
   std::uint32_t pieces = 0;
   std::string_view rest = first;
   if (!take_number(rest, pieces) || !take_prefix(rest, "\n") || pieces > kMaxPieces)
@@ -139,8 +141,8 @@ Result<std::optional<std::string>> StoreTransport::read(const std::string& sessi
   return std::optional(std::move(text));
 }
 
-Result<bool> StoreTransport::collect(const std::string& session, const Topic& topic, std::vector<std::uint32_t>& ranks,
-                                     const Take& take) {
+Result<bool> KeyValueTransport::collect(const std::string& session, const Topic& topic,
+                                        std::vector<std::uint32_t>& ranks, const Take& take) {
   for (std::uint64_t size_bytes = kMaxGetBytes; size_bytes >= kMaxGetBytes;) {
     size_bytes = 0;
     SW_ASSIGN(const Values found, find(session, topic, ranks));
@@ -160,8 +162,8 @@ Result<bool> StoreTransport::collect(const std::string& session, const Topic& to
   return true;
 }
 
-Result<bool> StoreTransport::await(const Topic& topic, std::vector<std::uint32_t> ranks, const Deadline& deadline,
-                                   const Take& take) {
+Result<bool> KeyValueTransport::await(const Topic& topic, std::vector<std::uint32_t> ranks, const Deadline& deadline,
+                                      const Take& take) {
   const std::string ours = session();
   for (const std::uint32_t rank : ranks) {
     if (rank != 0) remember(ours, topic, rank, 0);  // rank 0 sends to all, and only it knows when all have read it
@@ -175,12 +177,12 @@ Result<bool> StoreTransport::await(const Topic& topic, std::vector<std::uint32_t
   }
 }
 
-Status StoreTransport::publish(const Topic& topic, std::uint32_t rank, const Message& message) {
+Status KeyValueTransport::publish(const Topic& topic, std::uint32_t rank, const Message& message) {
   return publish_in(session(), topic, rank, message);
 }
 
-Status StoreTransport::publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
-                                  const Message& message) {
+Status KeyValueTransport::publish_in(const std::string& session, const Topic& topic, std::uint32_t rank,
+                                     const Message& message) {
   const std::string key = key_of(session, topic, rank);
   if (!directory_) {  // a directory creates exclusively
     SW_ASSIGN(const Values found, find(session, topic, {rank}));
@@ -212,8 +214,8 @@ Status StoreTransport::publish_in(const std::string& session, const Topic& topic
   return {};
 }
 
-std::map<std::uint32_t, std::uint64_t> StoreTransport::latest(const Topic& topic,
-                                                              const std::vector<std::uint32_t>& ranks) {
+std::map<std::uint32_t, std::uint64_t> KeyValueTransport::latest(const Topic& topic,
+                                                                 const std::vector<std::uint32_t>& ranks) {
   const std::string ours = session();
   std::set<std::string> names;  // in a directory of all messages, in a store of each rank's last one
   if (directory_) {
@@ -235,23 +237,23 @@ std::map<std::uint32_t, std::uint64_t> StoreTransport::latest(const Topic& topic
 }
 
 // Also removes this rank's earlier messages in the channel: one that came after an abort was not removed by anybody.
-void StoreTransport::forget(const Topic& topic, std::uint32_t rank) {
+void KeyValueTransport::forget(const Topic& topic, std::uint32_t rank) {
   const MessageName last{topic.attempt, topic.step, rank};
   remove_messages(topic.channel, [&](const MessageName& name) { return name.rank == rank && name <= last; });
 }
 
-void StoreTransport::forget_before(const Topic& topic) {
+void KeyValueTransport::forget_before(const Topic& topic) {
   if (directory_) directory_->keep_reserve();  // a step was just decided, so there is time for it
   const MessageName first{topic.attempt, topic.step, 0};
   remove_messages(topic.channel, [&](const MessageName& name) { return name < first; });
 }
 
-Result<std::vector<std::string>> StoreTransport::rendezvous(const Member& self, const Deadline& deadline) {
+Result<std::vector<std::string>> KeyValueTransport::rendezvous(const Member& self, const Deadline& deadline) {
   self_ = self;
   return rendezvous_.rendezvous(self, deadline);
 }
 
-Result<std::vector<std::string>> StoreTransport::list_sessions() {
+Result<std::vector<std::string>> KeyValueTransport::list_sessions() {
   std::vector<std::string> sessions;
   if (!directory_) {
     SW_ASSIGN(const Values found, get({session_key_}));
@@ -267,7 +269,7 @@ Result<std::vector<std::string>> StoreTransport::list_sessions() {
 }
 
 // Ends earlier sessions, so that their ranks learn that their run is over.
-Status StoreTransport::open_session(const Member& leader) {
+Status KeyValueTransport::open_session(const Member& leader) {
   SW_ASSIGN(std::vector<std::string> earlier, list_sessions());
   std::erase(earlier, leader.id);
   if (directory_) {
@@ -281,7 +283,7 @@ Status StoreTransport::open_session(const Member& leader) {
   return {};
 }
 
-void StoreTransport::enter(const std::string& session) {
+void KeyValueTransport::enter(const std::string& session) {
   {
     std::lock_guard lock(mutex_);
     session_ = session;
@@ -292,7 +294,7 @@ void StoreTransport::enter(const std::string& session) {
   forget_before(past_joins);
 }
 
-void StoreTransport::withdraw(const std::string& session, const Topic& topic, std::uint32_t rank) {
+void KeyValueTransport::withdraw(const std::string& session, const Topic& topic, std::uint32_t rank) {
   store_.remove({key_of(session, topic, rank)});
 }
 
@@ -300,7 +302,7 @@ void StoreTransport::withdraw(const std::string& session, const Topic& topic, st
 // all ranks have left, and the last one to leave removes everything. Ranks leave in groups, so that with thousands of
 // them none has to check all the others. In a directory the messages go with the session, which rank 0 removes at its
 // next start.
-void StoreTransport::leave() {
+void KeyValueTransport::leave() {
   if (directory_) return;
   const Member self = std::exchange(self_, {});
   std::vector<std::string> keys;
@@ -329,9 +331,9 @@ void StoreTransport::leave() {
   store_.remove(keys);
 }
 
-std::vector<std::string> StoreTransport::leave_group(const std::string& session, const std::string& channel,
-                                                     std::uint32_t rank, std::uint32_t first, std::uint32_t end,
-                                                     const std::vector<std::string>& keys) {
+std::vector<std::string> KeyValueTransport::leave_group(const std::string& session, const std::string& channel,
+                                                        std::uint32_t rank, std::uint32_t first, std::uint32_t end,
+                                                        const std::vector<std::string>& keys) {
   std::vector<std::string> left;  // one key per member, set when it leaves
   for (std::uint32_t member = first; member < end; ++member)
     left.push_back(key_of(session, {.channel = channel}, member));

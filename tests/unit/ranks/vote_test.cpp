@@ -1,4 +1,4 @@
-#include "ranks/ballot.hpp"
+#include "ranks/vote.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@ namespace {
 
 Digest128 of(std::string_view text) { return digest128(text); }
 
-Ballot ballot_of(std::uint32_t rank) {
+Vote vote_of(std::uint32_t rank) {
   return {.records = {run_of(rank, of("record"))},
           .index_parts = {{rank, 1, of("part"), "part"}},
           .size_bytes = 10,
@@ -20,16 +20,16 @@ Ballot ballot_of(std::uint32_t rank) {
           .failures = {}};
 }
 
-Ballot sent(const Ballot& ballot) {
-  auto back = parse_ballot(to_message(ballot), "test");
+Vote sent(const Vote& vote) {
+  auto back = parse_vote(to_message(vote), "test");
   EXPECT_TRUE(back) << back.error().to_string();
   return std::move(*back);
 }
 
-TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
-  Ballot all = ballot_of(9);
+TEST(Vote, ComesBackAsItWasAndMergesByRank) {
+  Vote all = vote_of(9);
   all.failures = {{9, "late"}, {8, "late"}};
-  Ballot four = ballot_of(4);
+  Vote four = vote_of(4);
   four.index_parts[0].text.clear();
   merge(all, sent(four));
   const auto records = references(all, {}, "test");
@@ -48,19 +48,19 @@ TEST(Ballot, ComesBackAsItWasAndMergesByRank) {
   const auto text = sent(all);
   EXPECT_EQ(text.index_parts.size(), 2u);
   EXPECT_EQ(text.failures.size(), 2u);
-  Ballot well = ballot_of(0);
+  Vote well = vote_of(0);
   merge(well, sent(all));
   EXPECT_EQ(describe(well.failures), "ranks 8, 9: late") << "a failure behind a group leader is one of the step";
 }
 
-TEST(Ballot, RecordsOfConsecutiveRanksAreSentAsOneRun) {
-  Ballot all = ballot_of(7);
+TEST(Vote, RecordsOfConsecutiveRanksAreSentAsOneRun) {
+  Vote all = vote_of(7);
   for (const std::uint32_t rank : {4u, 6u, 9u}) {
-    Ballot other = ballot_of(rank);
+    Vote other = vote_of(rank);
     other.records = {run_of(rank, of(std::to_string(rank)))};
     merge(all, sent(other));
   }
-  const Ballot back = sent(all);
+  const Vote back = sent(all);
   ASSERT_EQ(back.records.size(), 3u);  // 4, 6 and 7, 9
   EXPECT_EQ(back.records[1].first, 6u);
   EXPECT_EQ(back.records[1].ranks(), 2u);
@@ -75,29 +75,29 @@ TEST(Ballot, RecordsOfConsecutiveRanksAreSentAsOneRun) {
   EXPECT_EQ(ranks, (std::vector<std::uint32_t>{4, 6, 7, 9}));
 }
 
-TEST(Ballot, AMalformedDigestIsNoticedWhenItIsNeeded) {
-  Ballot ballot = ballot_of(3);
-  ballot.records[0].digests[5] = 'x';
-  const auto records = references(sent(ballot), {}, "test");
+TEST(Vote, AMalformedDigestIsNoticedWhenItIsNeeded) {
+  Vote vote = vote_of(3);
+  vote.records[0].digests[5] = 'x';
+  const auto records = references(sent(vote), {}, "test");
   ASSERT_FALSE(records);
   EXPECT_NE(records.error().message.find("rank 3"), std::string::npos) << records.error().message;
 }
 
-TEST(Ballot, EqualReplicasAreSentOnce) {
-  Ballot all = ballot_of(0);
-  for (const std::uint32_t rank : {3u, 1u, 2u}) merge(all, sent(ballot_of(rank)));
+TEST(Vote, EqualReplicasAreSentOnce) {
+  Vote all = vote_of(0);
+  for (const std::uint32_t rank : {3u, 1u, 2u}) merge(all, sent(vote_of(rank)));
   ASSERT_EQ(all.replicas.size(), 1u);
   ASSERT_EQ(all.replicas["dp"].size(), 1u);
   EXPECT_EQ(all.replicas["dp"][0].ranks, (std::vector<std::uint32_t>{0, 1, 2, 3}));
-  EXPECT_EQ(all.replicas["dp"][0].tensors, ballot_of(0).replicas["dp"][0].tensors);
+  EXPECT_EQ(all.replicas["dp"][0].tensors, vote_of(0).replicas["dp"][0].tensors);
   EXPECT_EQ(replica_mismatch(all), std::nullopt);
 }
 
-TEST(Ballot, AReplicaThatDiffersIsNamedWithTheRanks) {
-  Ballot other = ballot_of(2);
+TEST(Vote, AReplicaThatDiffersIsNamedWithTheRanks) {
+  Vote other = vote_of(2);
   other.replicas["dp"][0].tensors[1].second = of("something else");
-  Ballot all = ballot_of(0);
-  merge(all, sent(ballot_of(1)));
+  Vote all = vote_of(0);
+  merge(all, sent(vote_of(1)));
   merge(all, sent(other));
   const auto mismatch = replica_mismatch(all);
   ASSERT_TRUE(mismatch);
@@ -105,18 +105,18 @@ TEST(Ballot, AReplicaThatDiffersIsNamedWithTheRanks) {
             std::string::npos)
       << *mismatch;
 
-  Ballot lacking = ballot_of(2);
+  Vote lacking = vote_of(2);
   lacking.replicas["dp"][0].tensors.pop_back();
-  all = ballot_of(0);
+  all = vote_of(0);
   merge(all, sent(lacking));
   EXPECT_NE(replica_mismatch(all)->find("'w[0:2]'"), std::string::npos);
 }
 
-TEST(Ballot, EqualSamplesAreSentOnceWithRunsOfRanks) {
-  Ballot all = ballot_of(0);
-  for (std::uint32_t rank = 1; rank < 1000; ++rank) merge(all, sent(ballot_of(rank)));
-  for (std::uint32_t rank = 1002; rank < 3000; rank += 8) merge(all, sent(ballot_of(rank)));
-  const Ballot back = sent(all);
+TEST(Vote, EqualSamplesAreSentOnceWithRunsOfRanks) {
+  Vote all = vote_of(0);
+  for (std::uint32_t rank = 1; rank < 1000; ++rank) merge(all, sent(vote_of(rank)));
+  for (std::uint32_t rank = 1002; rank < 3000; rank += 8) merge(all, sent(vote_of(rank)));
+  const Vote back = sent(all);
   ASSERT_EQ(back.samples.at("dp").size(), 1u);
   const ReplicaSamples& samples = back.samples.at("dp")[0];
   EXPECT_EQ(samples.ranks, all.samples["dp"][0].ranks);
@@ -131,75 +131,75 @@ TEST(Ballot, EqualSamplesAreSentOnceWithRunsOfRanks) {
   EXPECT_LT(to_message(all).body["samples"].dump().size(), 200u) << "whatever the number of ranks";
 }
 
-TEST(Ballot, SamplesThatDifferAreNamedIfTheyWereListed) {
-  Ballot other = ballot_of(2);
+TEST(Vote, SamplesThatDifferAreNamedIfTheyWereListed) {
+  Vote other = vote_of(2);
   other.samples["dp"][0].all = of("other");
-  Ballot all = ballot_of(0);
-  merge(all, sent(ballot_of(1)));
+  Vote all = vote_of(0);
+  merge(all, sent(vote_of(1)));
   merge(all, sent(other));
   EXPECT_EQ(
       replica_mismatch(sent(all)),
       "a tensor of replica group 'dp' is not the same on ranks 0, 1 and rank 2 (the saves that follow compare every "
       "byte, and name it); bring the replicas into step, or save it as a tensor of each rank");
   other.samples["dp"][0].some[0].second = 6;
-  all = ballot_of(0);
+  all = vote_of(0);
   merge(all, sent(other));
   EXPECT_EQ(
       replica_mismatch(all),
       "tensor 'w[0:2]' of replica group 'dp' is not the same on rank 0 and rank 2; bring the replicas into step, or "
       "save it as a tensor of each rank");
   other.samples["dp"][0].list = 8;  // it has looked at others
-  all = ballot_of(0);
+  all = vote_of(0);
   merge(all, sent(other));
   EXPECT_EQ(replica_mismatch(all), std::nullopt);
 }
 
-TEST(Ballot, AReplicatedValueThatDiffersOrThatARankLacksIsNamed) {
-  Ballot other = ballot_of(1);
+TEST(Vote, AReplicatedValueThatDiffersOrThatARankLacksIsNamed) {
+  Vote other = vote_of(1);
   other.replicated_values[0].all = of("other");
   other.replicated_values[0].some[0].second = 4;
-  Ballot all = ballot_of(0);
+  Vote all = vote_of(0);
   merge(all, sent(other));
   EXPECT_EQ(replica_mismatch(all),
             "replicated value 'epoch' is not the same on rank 0 and rank 1; bring the ranks into step, or save it as a "
             "value of each rank");
   other.replicated_values[0].some = {{"epoch", 3}, {"seed", 1}};
   other.replicated_values[0].count = 2;
-  all = ballot_of(0);
+  all = vote_of(0);
   merge(all, sent(other));
   EXPECT_NE(replica_mismatch(all)->find("replicated value 'seed' is not"), std::string::npos);
   other.replicated_values[0].some.clear();  // it lists none of its two
-  all = ballot_of(0);
+  all = vote_of(0);
   merge(all, sent(other));
   EXPECT_NE(replica_mismatch(all)->find("a replicated value is not the same on rank 0 and rank 1 (the saves"),
             std::string::npos);
 }
 
-TEST(Ballot, ValuesThatDifferOrThatARankLacksAreRankLocal) {
-  Ballot all = ballot_of(0);
-  merge(all, sent(ballot_of(1)));
+TEST(Vote, ValuesThatDifferOrThatARankLacksAreRankLocal) {
+  Vote all = vote_of(0);
+  merge(all, sent(vote_of(1)));
   EXPECT_TRUE(rank_local_values(all).empty());
-  Ballot other = ballot_of(2);
+  Vote other = vote_of(2);
   other.values["rng"] = of("other");
   other.values["data"] = of("data");
   merge(all, sent(other));
   EXPECT_EQ(rank_local_values(all), (std::vector<std::string>{"data", "rng"}));
-  merge(all, sent(ballot_of(3)));  // once different is different
+  merge(all, sent(vote_of(3)));  // once different is different
   EXPECT_EQ(rank_local_values(sent(all)), (std::vector<std::string>{"data", "rng"}));
 
-  Ballot more = ballot_of(0);
+  Vote more = vote_of(0);
   more.values["data"] = of("data");
-  merge(more, sent(ballot_of(1)));  // the later one lacks it
+  merge(more, sent(vote_of(1)));  // the later one lacks it
   EXPECT_EQ(rank_local_values(more), (std::vector<std::string>{"data"}));
 }
 
-TEST(Ballot, AMalformedBallotIsRefused) {
-  const Message good = to_message(ballot_of(1));
+TEST(Vote, AMalformedVoteIsRefused) {
+  const Message good = to_message(vote_of(1));
   for (const char* field :
        {"records", "index_parts", "size_bytes", "replicas", "samples", "replicated_values", "values", "failures"}) {
     Message bad = good;
     bad.body.erase(field);
-    EXPECT_FALSE(parse_ballot(bad, "test")) << field;
+    EXPECT_FALSE(parse_vote(bad, "test")) << field;
   }
   for (const auto& [place, value] : std::vector<std::pair<std::string, Json>>{{"/records/0/ranks", 9},
                                                                               {"/records/0/first", -1},
@@ -220,7 +220,7 @@ TEST(Ballot, AMalformedBallotIsRefused) {
                                                                               {"/values/rng", 3}}) {
     Message bad = good;
     bad.body[Json::json_pointer(place)] = value;
-    EXPECT_FALSE(parse_ballot(bad, "test")) << place;
+    EXPECT_FALSE(parse_vote(bad, "test")) << place;
   }
 }
 

@@ -1,4 +1,4 @@
-// SkipTurns: which steps are saved if several ranks skip some (on_busy=skip). Rank 0 gives turns
+// SkipThread: which steps are saved if several ranks skip some (on_busy=skip). Rank 0 gives turns
 // (ranks/skip_schedule.hpp), all ranks save the same steps, and no trainer waits for a message. Its thread, sw-turn,
 // announces the turns on rank 0 and receives them on the others. docs/ranks.md has the protocol.
 // Owned by EngineShared, which has none if no rank skips. Thread rule: thread-safe; start() and stop() belong to the
@@ -18,9 +18,9 @@
 
 namespace slackwater {
 
-class SkipTurns {
+class SkipThread {
  public:
-  explicit SkipTurns(EngineShared& shared) : shared_(shared), turns_(options_.in_flight) {}
+  explicit SkipThread(EngineShared& shared) : shared_(shared), turns_(options_.in_flight) {}
 
   void start();  // idempotent; throws std::system_error, as start_thread() does
   void stop();

@@ -1,4 +1,4 @@
-#include "engine/cleaner.hpp"
+#include "engine/cleaner_thread.hpp"
 
 #include <exception>
 #include <utility>
@@ -17,18 +17,18 @@ constexpr int kRoomPauses = 5;
 
 }  // namespace
 
-Cleaner::Cleaner(bool deletes, const RetentionPolicy& policy, StoreAccess& store, Guarded<LiveVersions>& live,
-                 Guarded<BackgroundErrors>& errors, const Log& log)
-    : deletes_(deletes), policy_(policy), store_(store), live_(live), errors_(errors), log_(log) {}
+CleanerThread::CleanerThread(bool deletes, const RetentionPolicy& policy, VersionStoreAccess& versions,
+                             Guarded<LiveVersions>& live, Guarded<BackgroundErrors>& errors, const Log& log)
+    : deletes_(deletes), policy_(policy), versions_(versions), live_(live), errors_(errors), log_(log) {}
 
-Cleaner::~Cleaner() { stop(); }
+CleanerThread::~CleanerThread() { stop(); }
 
-void Cleaner::start() {
+void CleanerThread::start() {
   if (!deletes_ || thread_.joinable()) return;
   thread_ = start_thread("sw-clean", [this](const std::stop_token& stop) { loop(stop); });
 }
 
-void Cleaner::request(Need need) {
+void CleanerThread::request(Need need) {
   if (!deletes_) return;
   {
     const std::lock_guard lock(mutex_);
@@ -38,11 +38,11 @@ void Cleaner::request(Need need) {
   changed_.notify_all();
 }
 
-void Cleaner::note_committed(const Manifest& manifest, bool pinned) {
+void CleanerThread::note_committed(const Manifest& manifest, bool pinned) {
   if (live_.lock()->add_committed(manifest, pinned)) request();
 }
 
-void Cleaner::run_now() {
+void CleanerThread::run_now() {
   std::unique_lock lock(mutex_);
   const std::uint64_t wanted = ++requested_;
   need_ = Need::kSpace;
@@ -50,7 +50,7 @@ void Cleaner::run_now() {
   changed_.wait(lock, [&] { return done_ >= wanted || stopped_; });
 }
 
-bool Cleaner::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline) {
+bool CleanerThread::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline) {
   std::unique_lock lock(mutex_);
   const auto idle = [&] { return done_ >= requested_ || stopped_; };
   if (deadline) return changed_.wait_until(lock, *deadline, idle);
@@ -58,13 +58,13 @@ bool Cleaner::wait_idle(std::optional<std::chrono::steady_clock::time_point> dea
   return true;
 }
 
-std::unique_lock<std::mutex> Cleaner::hold() {
+std::unique_lock<std::mutex> CleanerThread::hold() {
   if (!deletes_) return {};
   static_cast<void>(wait_idle({}));
   return std::unique_lock(running_);
 }
 
-void Cleaner::stop() {
+void CleanerThread::stop() {
   {
     const std::lock_guard lock(mutex_);
     stopped_ = true;
@@ -74,7 +74,7 @@ void Cleaner::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Cleaner::loop(const std::stop_token& stop) {
+void CleanerThread::loop(const std::stop_token& stop) {
   while (true) {
     std::uint64_t serving = 0;
     Need need = Need::kRoutine;
@@ -96,18 +96,18 @@ void Cleaner::loop(const std::stop_token& stop) {
   }
 }
 
-void Cleaner::clean_up(Need need) {
+void CleanerThread::clean_up(Need need) {
   if (!live_.lock()->begin_clean_up()) return;
   std::optional<std::vector<VersionInfo>> left;
   try {
-    VersionStore& versions = store_.beside_commits();
-    auto cleaned = versions.clean_up(policy_, need);
+    VersionStore& store = versions_.without_lock();
+    auto cleaned = store.clean_up(policy_, need);
     if (cleaned) {
       left = std::move(*cleaned);
     } else {
       log_.warn("old checkpoints could not be removed: {}", cleaned.error().to_string());
       errors_.lock()->add(cleaned.error());
-      if (auto catalog = versions.scan_cached()) left = catalog->live_versions();
+      if (auto catalog = store.scan_cached()) left = catalog->live_versions();
       live_.lock()->ask_to_sweep();
     }
   } catch (const std::exception& trouble) {
@@ -117,15 +117,15 @@ void Cleaner::clean_up(Need need) {
   live_.lock()->end_clean_up(std::move(left));
 }
 
-std::function<bool()> Cleaner::room_maker() {
-  VersionStore& versions = store_.beside_commits();
+std::function<bool()> CleanerThread::room_maker() {
+  VersionStore& store = versions_.without_lock();
   // Counted from before the call that found no space: a version deleted since then is also worth another try.
-  return [this, &versions, before = versions.removed_count(), pauses = 0]() mutable {
+  return [this, &store, before = store.removed_count(), pauses = 0]() mutable {
     if (deletes_) {
       run_now();
-      const std::uint64_t now = versions.removed_count();
+      const std::uint64_t now = store.removed_count();
       if (std::exchange(before, now) != now) return true;
-      if (!versions.removed_lately()) return false;
+      if (!store.removed_lately()) return false;
     }
     if (pauses++ == kRoomPauses) return false;
     std::this_thread::sleep_for(kRoomPause);

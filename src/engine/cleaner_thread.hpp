@@ -1,8 +1,9 @@
-// Cleaner: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer waits for
-// a delete. version/retention.hpp says what may go. Requests that come while it is busy become one further run.
+// CleanerThread: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer
+// waits for a delete. version/retention.hpp says what may be deleted, and version/version_cleaner.hpp deletes it. If
+// requests come while it is busy, one more run serves them all.
 // Only rank 0 deletes. On other ranks there is no such thread, and every call returns at once.
 // Owned by EngineShared. Thread rule: thread-safe; start() and stop() belong to the engine.
-// Lifetime: stopped before the version store is closed, and after the threads that ask it for room.
+// Lifetime: stopped before the version store is closed, and after the threads that ask it to free space.
 #pragma once
 
 #include <chrono>
@@ -17,16 +18,16 @@
 #include "base/log.hpp"
 #include "engine/background_errors.hpp"
 #include "engine/live_versions.hpp"
-#include "engine/store_access.hpp"
+#include "engine/version_store_access.hpp"
 #include "version/retention.hpp"
 
 namespace slackwater {
 
-class Cleaner {
+class CleanerThread {
  public:
-  Cleaner(bool deletes, const RetentionPolicy& policy, StoreAccess& store, Guarded<LiveVersions>& live,
-          Guarded<BackgroundErrors>& errors, const Log& log);
-  ~Cleaner();
+  CleanerThread(bool deletes, const RetentionPolicy& policy, VersionStoreAccess& versions, Guarded<LiveVersions>& live,
+                Guarded<BackgroundErrors>& errors, const Log& log);
+  ~CleanerThread();
 
   void start();  // idempotent; throws std::system_error, as start_thread() does
   void request(Need need = Need::kRoutine);
@@ -47,11 +48,11 @@ class Cleaner {
     while (!result && result.error().kind == ErrorKind::kNoSpace && make_room()) result = call();
     return result;
   }
-  // The same for a call that has the store to itself. It releases the lock while room is made, because delete() stops
-  // the cleaner and then waits for this lock.
+  // The same for a call that has the store to itself. It releases the store's lock while space is freed, because
+  // Planner::ensure_attempt() holds the cleaner and then takes that lock.
   template <class Call>
-  [[nodiscard]] auto alone_with_room(const Call& call) {
-    return with_room([&] { return store_.alone(call); });
+  [[nodiscard]] auto exclusive_with_room(const Call& call) {
+    return with_room([&] { return versions_.exclusive(call); });
   }
 
  private:
@@ -62,7 +63,7 @@ class Cleaner {
 
   const bool deletes_;
   const RetentionPolicy& policy_;
-  StoreAccess& store_;
+  VersionStoreAccess& versions_;
   Guarded<LiveVersions>& live_;
   Guarded<BackgroundErrors>& errors_;
   const Log& log_;
@@ -72,7 +73,7 @@ class Cleaner {
   std::condition_variable_any changed_;
   std::uint64_t requested_ = 0;  // runs asked for
   std::uint64_t done_ = 0;       // the last request that a finished run has served
-  Need need_ = Need::kRoutine;     // of the next run
+  Need need_ = Need::kRoutine;   // of the next run
   bool stopped_ = false;
 
   std::jthread thread_;  // started last
