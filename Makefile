@@ -197,6 +197,12 @@ bench-lazy: build  ## lazy copies on a simulated GPU beside the paper's figures 
 	build/release/bench/slackwater_bench lazy --dir build --json bench/results/lazy.json $(ARGS)
 	$(PYTHON) bench/lazy_plots.py bench/results/lazy.json bench/results
 
+.PHONY: bench-backlog
+bench-backlog: build  ## how long the trainer's small copies wait while a state leaves (four minutes); ARGS="--quick"
+	cmake --build build/release --target slackwater_bench slackwater_sim_cuda
+	mkdir -p bench/results
+	build/release/bench/slackwater_bench backlog --dir build --json bench/results/backlog.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

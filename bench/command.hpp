@@ -13,6 +13,7 @@
 namespace slackwater::bench {
 
 [[nodiscard]] cli::Verb add_lazy(CLI::App& parser);
+[[nodiscard]] cli::Verb add_backlog(CLI::App& parser);
 [[nodiscard]] cli::Verb add_commit(CLI::App& parser);
 
 // One line on the terminal that is rewritten. Prints nothing if stderr is not a terminal.

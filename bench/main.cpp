@@ -1,5 +1,6 @@
 // slackwater_bench NAME [options]: runs one benchmark, prints its table, writes its JSON. bench/run.py runs those of
-// docs/benchmarks.md; `lazy` and `commit` (bench/lazy, bench/commit) have options, tables and JSON of their own.
+// docs/benchmarks.md; `lazy`, `backlog` and `commit` (in folders of these names) have options, tables and JSON of their
+// own.
 #include <array>
 #include <cstdio>
 #include <filesystem>
@@ -104,7 +105,7 @@ int main_of(int argc, char** argv) {
   add_common(*child);
   child->add_option("what", what)->required();
   child->add_option("output", output)->required();
-  const std::array verbs{add_lazy(app), add_commit(app)};
+  const std::array verbs{add_lazy(app), add_backlog(app), add_commit(app)};
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -42,7 +42,9 @@ class EngineStrategy final : public Strategy {
       return fail(ErrorKind::kCorrupt, fmt::format("{} checkpoints were found, not {}", kept.size(), promised),
                   options_.directory);
     }
-    for (const VersionInfo& version : kept) SW_TRY(compare(version.step));
+    for (const VersionInfo& version : kept) {
+      SW_TRY(trainer_.compare_checkpoint(options_.directory, version.step, versions_.at(version.step)));
+    }
     return kept.size();
   }
 
@@ -58,28 +60,6 @@ class EngineStrategy final : public Strategy {
   }
 
  private:
-  [[nodiscard]] Status compare(std::uint64_t step) const {
-    SW_ASSIGN(Checkpoint checkpoint, Checkpoint::open(options_.directory, step));
-    const State state = trainer_.state();
-    std::vector<std::vector<std::byte>> bytes(state.tensors.size());
-    std::vector<Target> targets;
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      const Tensor& tensor = state.tensors[i];
-      bytes[i].resize(static_cast<std::size_t>(tensor.shape[0] * tensor.shape[1]) * item_bytes(tensor.dtype));
-      targets.push_back(
-          {.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .strides = {}, .data = bytes[i].data()});
-    }
-    SW_TRY(checkpoint.read(targets));
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      if (auto same = trainer_.compare_tensor(i, bytes[i], versions_.at(step)); !same) {
-        return fail(same.error().kind,
-                    fmt::format("step {}, tensor '{}': {}", step, targets[i].name, same.error().message),
-                    options_.directory);
-      }
-    }
-    return {};
-  }
-
   const Trainer& trainer_;
   Engine engine_;
   const StrategyOptions options_;

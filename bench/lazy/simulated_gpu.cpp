@@ -72,10 +72,11 @@ Result<std::vector<std::unique_ptr<SimulatedGpu>>> SimulatedGpu::load(std::strin
   return gpus;
 }
 
-Status SimulatedGpu::set_copy_speed(double bytes_per_s) const {
+Status SimulatedGpu::set_copy_speed(double bytes_per_s, std::chrono::nanoseconds latency) const {
   swsim_device_config config{};
   SW_TRY(check(static_cast<cuda::CUresult>(controls_.get_config(ordinal(), &config)), "swsim_get_config"));
   config.d2h_bytes_per_s = static_cast<std::uint64_t>(bytes_per_s);
+  config.copy_latency_ns = static_cast<std::uint64_t>(latency.count());
   return check(static_cast<cuda::CUresult>(controls_.set_config(ordinal(), &config)), "swsim_set_config");
 }
 

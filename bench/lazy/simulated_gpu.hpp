@@ -30,7 +30,8 @@ class SimulatedGpu {
   [[nodiscard]] const cuda::Driver& driver() const { return context_->driver(); }
   [[nodiscard]] Status check(cuda::CUresult code, std::string_view call) const { return context_->check(code, call); }
 
-  [[nodiscard]] Status set_copy_speed(double bytes_per_s) const;
+  // `latency`: what each copy to the host takes besides its bytes.
+  [[nodiscard]] Status set_copy_speed(double bytes_per_s, std::chrono::nanoseconds latency = {}) const;
   [[nodiscard]] Status stall_copies(bool stalled) const;
   [[nodiscard]] Status launch_delay(cuda::CUstream stream, std::chrono::nanoseconds duration) const;
   [[nodiscard]] Status launch(cuda::CUstream stream, std::chrono::nanoseconds duration, swsim_kernel kernel,

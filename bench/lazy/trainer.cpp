@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "slackwater/engine.hpp"
 
 namespace slackwater::bench {
 namespace {
@@ -128,6 +129,27 @@ Status Trainer::compare(std::span<const std::byte> bytes, std::uint64_t offset, 
 
 Status Trainer::compare_tensor(std::size_t index, std::span<const std::byte> bytes, std::uint64_t version) const {
   return compare(bytes, pieces_[index].offset, version);
+}
+
+Status Trainer::compare_checkpoint(const std::string& directory, std::uint64_t step, std::uint64_t version) const {
+  SW_ASSIGN(Checkpoint checkpoint, Checkpoint::open(directory, step));
+  const State saved = state();
+  std::vector<std::vector<std::byte>> bytes(saved.tensors.size());
+  std::vector<Target> targets;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    const Tensor& tensor = saved.tensors[i];
+    bytes[i].resize(static_cast<std::size_t>(tensor.shape[0] * tensor.shape[1]) * item_bytes(tensor.dtype));
+    targets.push_back(
+        {.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape, .strides = {}, .data = bytes[i].data()});
+  }
+  SW_TRY(checkpoint.read(targets));
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    if (auto same = compare_tensor(i, bytes[i], version); !same) {
+      return fail(same.error().kind,
+                  fmt::format("step {}, tensor '{}': {}", step, targets[i].name, same.error().message), directory);
+    }
+  }
+  return {};
 }
 
 }  // namespace slackwater::bench

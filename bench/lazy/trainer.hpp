@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "bench/lazy/simulated_gpu.hpp"
@@ -47,6 +48,9 @@ class Trainer {
   [[nodiscard]] Status compare(std::span<const std::byte> bytes, std::uint64_t offset, std::uint64_t version) const;
   // The same for a tensor of state(), by its place there.
   [[nodiscard]] Status compare_tensor(std::size_t index, std::span<const std::byte> bytes, std::uint64_t version) const;
+  // The same for all tensors of a checkpoint, read back from storage.
+  [[nodiscard]] Status compare_checkpoint(const std::string& directory, std::uint64_t step,
+                                          std::uint64_t version) const;
 
  private:
   struct Piece {

@@ -31,6 +31,9 @@
 
 namespace slackwater {
 
+// What leaves a device before the trainer's own copies may pass. Options::copy_turn_bytes has the same default.
+inline constexpr std::uint64_t kCopyTurnBytes = 2u << 20;
+
 // A stream of the trainer: a CUstream as a number. 0 and 1 are the legacy default stream, 2 is the per-thread one.
 // Never keep one. The trainer may destroy its stream as soon as the call that named it has returned, and the driver may
 // crash on a stale handle. Whoever needs the point later keeps an Event, which outlives the stream.
@@ -77,8 +80,13 @@ class DeviceCopies {
   // Queues any number of copies of at most one slab each. They may still run on return. CopyPiece::host should be
   // pinned memory. Otherwise the driver copies while the call waits, which is correct but slow.
   [[nodiscard]] virtual Status queue_copies(std::span<const CopyPiece> pieces) = 0;
-  // At most how many calls into the driver it takes to queue so many copies of contiguous bytes.
-  [[nodiscard]] virtual std::uint64_t operations(std::uint64_t copies) const { return copies; }
+  // At most how many copies the driver has to be given for so many of contiguous bytes.
+  [[nodiscard]] virtual std::uint64_t operations(std::uint64_t copies, std::uint64_t /*size_bytes*/) const {
+    return copies;
+  }
+  // The fence was called. Until then, copies are queued so that the trainer's own can pass between them. From now on,
+  // with as few operations as possible. Does not wait.
+  virtual void at_once() {}
   // Samples guarded tensor `guard`, an index into the list given to begin(), a second time. Call it after the last copy
   // of that tensor has been queued.
   [[nodiscard]] virtual Status queue_second_sample(std::uint32_t guard) = 0;

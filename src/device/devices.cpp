@@ -15,8 +15,8 @@ constexpr std::uint64_t kMaxPinBytes = 1u << 30;
 
 }  // namespace
 
-Devices::Devices(std::string driver, bool batched_copies)
-    : library_(std::move(driver)), batched_copies_(batched_copies) {}
+Devices::Devices(std::string driver, bool batched_copies, std::uint64_t copy_turn_bytes)
+    : library_(std::move(driver)), batched_copies_(batched_copies), copy_turn_bytes_(copy_turn_bytes) {}
 
 Devices::~Devices() {
   const std::lock_guard lock(pin_mutex_);
@@ -71,7 +71,7 @@ Result<std::unique_ptr<cuda::CudaDevice>> Devices::open(int ordinal) {
     if (driver_->has_value() && !batched_copies_) *driver_ = (**driver_)->without_batches();
   }
   if (!driver_->has_value()) return fail(driver_->error());
-  return cuda::CudaDevice::open(**driver_, ordinal);
+  return cuda::CudaDevice::open(**driver_, ordinal, copy_turn_bytes_);
 }
 
 int Devices::numa_node() const {

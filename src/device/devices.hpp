@@ -29,7 +29,9 @@ class Devices {
  public:
   // `driver` is the file name or path of the CUDA driver library, as dlopen takes it.
   // `batched_copies`: whether its call for many copies at once may be used.
-  explicit Devices(std::string driver = "libcuda.so.1", bool batched_copies = true);
+  // `copy_turn_bytes`: what leaves a device before the trainer's own copies may pass; 0: no turns.
+  explicit Devices(std::string driver = "libcuda.so.1", bool batched_copies = true,
+                   std::uint64_t copy_turn_bytes = kCopyTurnBytes);
   ~Devices();
   Devices(const Devices&) = delete;
   Devices& operator=(const Devices&) = delete;
@@ -64,8 +66,9 @@ class Devices {
   [[nodiscard]] Result<std::unique_ptr<cuda::CudaDevice>> open(int ordinal);
   void unregister(std::span<std::byte* const> pieces);
 
-  const std::string library_;  // constant, like the next two
+  const std::string library_;  // constant, like the next three
   const bool batched_copies_;
+  const std::uint64_t copy_turn_bytes_;
   const std::unique_ptr<Device> host_ = make_host_device();
 
   std::mutex mutex_;

@@ -23,7 +23,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       fs(std::move(dependencies.fs)),
       clock(std::move(dependencies.clock)),
       files(dependencies.files.value_or(RankFiles::of_world(options.world))),
-      devices(options.cuda_driver, options.batched_copies),
+      devices(options.cuda_driver, options.batched_copies, options.copy_turn_bytes),
       engine_status(std::make_shared<EngineStatus>()),
       transport(make_transport(options, *fs, *clock)),
       protocol(transport

@@ -127,6 +127,15 @@ Status set_cuda_driver(Options& options, std::string_view text) {
   return {};
 }
 
+constexpr std::uint64_t kMinCopyTurnBytes = 64u << 10;
+
+Status set_copy_turn(Options& options, std::string_view text) {
+  SW_ASSIGN(const std::uint64_t size, parse_bytes(text));
+  if (size != 0 && size < kMinCopyTurnBytes) return fail(ErrorKind::kInvalidArgument, "takes 0, or at least 64 KiB");
+  options.copy_turn_bytes = size;
+  return {};
+}
+
 Status set_run_name(Options& options, std::string_view text) {
   if (text.size() > 1024) return fail(ErrorKind::kInvalidArgument, "takes at most 1024 bytes of text");
   options.run_name = text;
@@ -182,6 +191,9 @@ constexpr std::array kRows{
          "Bytes queued on a CUDA device before the fence; less lets the trainer's own copies pass sooner; 0 is no "
          "limit."},
         set<&Options::copies_ahead_bytes, parse_bytes>},
+    Row{{"copy_turn", "bytes", "2MiB", "",
+         "Bytes that leave a CUDA device before the trainer's own copies may pass, until the fence; 0 leaves no gaps."},
+        set_copy_turn},
     Row{{"batched_copies", "flag", "true", "", "Use the CUDA driver's call for many copies at once, where it has one."},
         set<&Options::batched_copies, parse_flag>},
     Row{{"rank", "count", "0", "", "Which of the processes that save together this one is."},

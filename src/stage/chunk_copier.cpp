@@ -98,7 +98,8 @@ std::vector<CopyCost> ChunkCopier::costs(const StageJob& job, std::uint32_t part
   for (std::size_t i = 0; i < sums.size(); ++i) {
     if (sums[i].copies == 0) continue;
     const CopiesOfDevice& of = job.device_copies[i];
-    costs.push_back({of.device, sums[i].size_bytes, of.copies->operations(sums[i].copies) + sums[i].samples});
+    const std::uint64_t operations = of.copies->operations(sums[i].copies, sums[i].size_bytes);
+    costs.push_back({of.device, sums[i].size_bytes, operations + sums[i].samples});
   }
   return costs;
 }

@@ -99,7 +99,10 @@ class Stager::Impl {
       const auto last = std::ranges::find(queue_, job, &Staging::job);
       if (last == queue_.end()) return;
       // Those before it too, because only the front job gets slabs.
-      std::for_each(queue_.begin(), last + 1, [](const StagingRef& staging) { staging->all_at_once = true; });
+      std::for_each(queue_.begin(), last + 1, [](const StagingRef& staging) {
+        staging->all_at_once = true;
+        for (const CopiesOfDevice& each : staging->job->device_copies) each.copies->at_once();
+      });
     }
     room_.notify_all();
   }
@@ -132,6 +135,8 @@ class Stager::Impl {
                                 trouble.what()));
       }
     }
+    // Without a limit there is no telling how many turns would be queued, and a fence has to wait for all of them.
+    if (!budget_.limited()) std::ranges::for_each(job->device_copies, [](const auto& each) { each.copies->at_once(); });
     live_.push_back(std::make_shared<Staging>(job));
     queue_.push_back(live_.back());
     return {};

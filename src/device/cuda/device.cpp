@@ -123,14 +123,15 @@ class CudaSamples final : public PendingSamples {
 
 }  // namespace
 
-Result<std::unique_ptr<CudaDevice>> CudaDevice::open(std::shared_ptr<const Driver> driver, int ordinal) {
+Result<std::unique_ptr<CudaDevice>> CudaDevice::open(std::shared_ptr<const Driver> driver, int ordinal,
+                                                     std::uint64_t copy_turn_bytes) {
   SW_ASSIGN(std::unique_ptr<Context> context, Context::retain(std::move(driver), ordinal));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(std::move(context)));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(std::move(context), copy_turn_bytes));
   SW_TRY(device->prepare());
   return device;
 }
 
-CudaDevice::CudaDevice(std::unique_ptr<Context> context)
+CudaDevice::CudaDevice(std::unique_ptr<Context> context, std::uint64_t copy_turn_bytes)
     : context_(std::move(context)),
       numa_node_(context_->numa_node()),
       events_(*context_),
@@ -138,7 +139,7 @@ CudaDevice::CudaDevice(std::unique_ptr<Context> context)
       scratch_(*context_),
       early_memory_(*context_),
       copier_(*context_),
-      copies_(*context_),
+      copies_(events_, copier_, copy_turn_bytes),
       samples_(*context_),
       to_host_(*context_),
       from_host_(*context_) {}
@@ -146,7 +147,8 @@ CudaDevice::CudaDevice(std::unique_ptr<Context> context)
 Status CudaDevice::prepare() {
   const Scope scope(*context_);
   SW_TRY(scope.status());
-  for (Stream* stream : {&copies_, &samples_, &to_host_, &from_host_}) {
+  SW_TRY(copies_.open());
+  for (Stream* stream : {&samples_, &to_host_, &from_host_}) {
     SW_TRY(stream->open());
     copier_.limit(events_, stream->get());
   }
@@ -253,7 +255,7 @@ Result<std::unique_ptr<PendingSamples>> CudaDevice::sample(std::span<const Repli
 Result<std::unique_ptr<DeviceCopies>> CudaDevice::begin(std::shared_ptr<Event> produced,
                                                         std::span<const StridedMemory* const> guarded,
                                                         std::uint64_t seed) {
-  const DeviceParts parts{*context_, events_, sample_memory_, copier_, copies_.get(), samples_.get()};
+  const DeviceParts parts{*context_, events_, sample_memory_, copier_, copies_, samples_.get()};
   return CudaDeviceCopies::begin(parts, produced, guarded, seed);
 }
 

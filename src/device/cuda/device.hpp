@@ -1,7 +1,7 @@
-// CudaDevice: an AsyncDevice on the CUDA driver. It has four streams of its own, all of the lowest priority: one for
-// the copies of snapshots, one for samples, and one per direction for synchronous copies. So synchronous copies never
-// queue behind a snapshot. Synchronous copies and fingerprints do not wait for the trainer's streams. If you need that,
-// wait for a record_event() first.
+// CudaDevice: an AsyncDevice on the CUDA driver. It has five streams of its own, all of the lowest priority: two for
+// the copies of snapshots (CopyStream), one for samples, and one per direction for synchronous copies. So synchronous
+// copies never queue behind a snapshot. Synchronous copies and fingerprints do not wait for the trainer's streams. If
+// you need that, wait for a record_event() first.
 // Owner: Devices. Thread rule: thread-safe. Lifetime: outlives its events, early copies and device copies. Never
 // used or destroyed in a forked child.
 #pragma once
@@ -11,6 +11,7 @@
 #include "device/async_device.hpp"
 #include "device/cuda/context.hpp"
 #include "device/cuda/copier.hpp"
+#include "device/cuda/copy_stream.hpp"
 #include "device/cuda/objects.hpp"
 
 namespace slackwater::cuda {
@@ -18,7 +19,9 @@ namespace slackwater::cuda {
 class CudaDevice final : public AsyncDevice {
  public:
   // kUnsupported if there is no such device.
-  [[nodiscard]] static Result<std::unique_ptr<CudaDevice>> open(std::shared_ptr<const Driver> driver, int ordinal);
+  // `copy_turn_bytes`: see CopyStream.
+  [[nodiscard]] static Result<std::unique_ptr<CudaDevice>> open(std::shared_ptr<const Driver> driver, int ordinal,
+                                                                std::uint64_t copy_turn_bytes = kCopyTurnBytes);
 
   [[nodiscard]] const Context& context() const { return *context_; }
 
@@ -40,7 +43,7 @@ class CudaDevice final : public AsyncDevice {
   Status stream_wait(StreamHandle stream, const Event& event) override;
 
  private:
-  explicit CudaDevice(std::unique_ptr<Context> context);
+  CudaDevice(std::unique_ptr<Context> context, std::uint64_t copy_turn_bytes);
   // Makes what the first save() would otherwise have to make: streams, events, and memory for early copies.
   [[nodiscard]] Status prepare();
   // Inside a Scope. On return none of the copies is running, even after an error.
@@ -54,7 +57,7 @@ class CudaDevice final : public AsyncDevice {
   MemoryPool scratch_;
   MemoryPool early_memory_;
   Copier copier_;
-  Stream copies_;
+  CopyStream copies_;
   Stream samples_;
   Stream to_host_;
   Stream from_host_;

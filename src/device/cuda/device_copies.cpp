@@ -77,7 +77,7 @@ CudaDeviceCopies::~CudaDeviceCopies() {
   }
   const std::lock_guard lock(mutex_);
   if (queued_ > 0 && (recorded_ < queued_ || !last_event_->wait().has_value())) {
-    (void)wait_for_stream(parts_.events, parts_.copy_stream);
+    parts_.copy_stream.drain();
   }
 }
 
@@ -91,7 +91,7 @@ Status CudaDeviceCopies::on_copy_stream(Queue queue) {
     // If there are first samples, copies come after them. An update that waits for the copies then waits for the
     // samples, too.
     const StreamEvent* const ready = first_sampled_ != nullptr ? first_sampled_.get() : produced_.get();
-    if (!after_producer_ && ready != nullptr) SW_TRY(ready->stream_wait(parts_.context, parts_.copy_stream));
+    if (!after_producer_ && ready != nullptr) SW_TRY(parts_.copy_stream.wait_for(*ready));
     after_producer_ = true;
   }
   Status status = queue();
@@ -101,15 +101,14 @@ Status CudaDeviceCopies::on_copy_stream(Queue queue) {
 }
 
 Status CudaDeviceCopies::queue_copies(std::span<const CopyPiece> pieces) {
-  return on_copy_stream([&] { return parts_.copier.queue(pieces, CopyDirection::kToHost, parts_.copy_stream); });
+  return on_copy_stream([&] { return parts_.copy_stream.queue(pieces, pace_); });
 }
 
 Status CudaDeviceCopies::queue_second_sample(std::uint32_t guard) {
   SW_TRY(check_guard(guard));
   std::vector<Block> blocks;
   SW_TRY(add_sample(*guarded_[guard], seed_, second_sample(guard), blocks));
-  SW_TRY(
-      on_copy_stream([&] { return parts_.copier.queue_blocks(blocks, CopyDirection::kToHost, parts_.copy_stream); }));
+  SW_TRY(on_copy_stream([&] { return parts_.copy_stream.queue_blocks(blocks, pace_); }));
   const std::lock_guard lock(mutex_);
   sampled_twice_[guard] = true;
   return {};
@@ -123,8 +122,7 @@ Result<std::shared_ptr<Event>> CudaDeviceCopies::record_event() {
     const std::lock_guard lock(mutex_);
     queued = queued_;
   }
-  SW_TRY(parts_.copier.admit(parts_.copy_stream));
-  SW_ASSIGN(std::shared_ptr<StreamEvent> point, StreamEvent::record(parts_.events, std::array{parts_.copy_stream}));
+  SW_ASSIGN(std::shared_ptr<StreamEvent> point, parts_.copy_stream.record());
   const std::lock_guard lock(mutex_);
   if (queued >= recorded_) {
     recorded_ = queued;

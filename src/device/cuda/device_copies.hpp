@@ -12,6 +12,7 @@
 // destructor waits for its copies.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "device/async_device.hpp"
 #include "device/cuda/blocks.hpp"
 #include "device/cuda/copier.hpp"
+#include "device/cuda/copy_stream.hpp"
 #include "device/cuda/objects.hpp"
 
 namespace slackwater::cuda {
@@ -38,7 +40,7 @@ struct DeviceParts {
   EventPool& events;
   MemoryPool& sample_memory;  // pinned
   Copier& copier;
-  CUstream copy_stream;
+  CopyStream& copy_stream;
   CUstream sample_stream;
 };
 
@@ -52,7 +54,10 @@ class CudaDeviceCopies final : public DeviceCopies {
   ~CudaDeviceCopies() override;
 
   Status queue_copies(std::span<const CopyPiece> pieces) override;
-  std::uint64_t operations(std::uint64_t copies) const override { return parts_.copier.operations(copies); }
+  std::uint64_t operations(std::uint64_t copies, std::uint64_t size_bytes) const override {
+    return parts_.copy_stream.operations(copies, size_bytes);
+  }
+  void at_once() override { pace_.store(CopyPace::kAtOnce, std::memory_order_relaxed); }
   Status queue_second_sample(std::uint32_t guard) override;
   Result<std::shared_ptr<Event>> record_event() override;
   Result<bool> unchanged(std::uint32_t guard) override;
@@ -78,6 +83,7 @@ class CudaDeviceCopies final : public DeviceCopies {
   PooledMemory samples_;
   std::shared_ptr<StreamEvent> first_sampled_;  // after the first samples; null if there are none
 
+  std::atomic<CopyPace> pace_ = CopyPace::kInTurns;
   std::mutex mutex_;
   bool after_producer_ = false;              // guarded by mutex_: the copy stream waits for `produced`
   std::uint64_t queued_ = 0;                 // guarded by mutex_: number of calls that have queued copies

@@ -127,6 +127,7 @@ TEST_F(CudaDeviceCopiesTest, MoreCopiesThanABatchHoldsLeaveInSeveral) {
   const auto tensor = DeviceTensor::flat(2'500);
   PinnedBuffer host(2'500);
   const auto copies = begun(nullptr);
+  copies->at_once();
   ASSERT_TRUE(copies->queue_copies(in_pieces(tensor.memory, 1, host.data())));
   ASSERT_TRUE(wait_for(*copies));
   EXPECT_EQ(swsim_calls("cuMemcpyBatchAsync_v2"), 3u);

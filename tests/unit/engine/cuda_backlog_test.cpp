@@ -42,6 +42,23 @@ TEST_F(EngineBacklog, TheRestIsQueuedAtTheFenceWhichStaysOnTheDevice) {
   EXPECT_EQ(snapshot.stats().host_fences, 0u);
 }
 
+TEST_F(EngineBacklog, CopiesLeaveInTurnsUntilTheFence) {
+  add("w", 8 * kMiB);
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  Options in_turns = options(2 * kMiB, 12 * kMiB);
+  in_turns.copy_turn_bytes = kMiB / 4;
+  Engine engine = open(in_turns);
+  const std::uint64_t earlier = copies();
+  Snapshot snapshot = save(engine, 1);
+  until_copies(earlier + 8);  // two chunks in quarters
+  EXPECT_EQ(copies(), earlier + 8);
+  ASSERT_TRUE(snapshot.fence(streams()));
+  EXPECT_EQ(copies(), earlier + 8 + (kChunks - 2)) << "after the fence, as few copies as possible";
+  must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+  ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+  EXPECT_EQ(saved(1), expected());
+}
+
 TEST_F(EngineBacklog, WaitingForFencedHasTheRestQueued) {
   add("w", 8 * kMiB);
   must(swsim_stall_copies(0, SWSIM_STALL_ON));

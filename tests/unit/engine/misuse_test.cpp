@@ -154,6 +154,11 @@ TEST_F(MisuseTest, UnknownOptionsAreNamed) {
   EXPECT_EQ(some.stall_timeout, std::chrono::milliseconds(500));
   ASSERT_TRUE(set_option(some, "pool", "512MiB"));
   EXPECT_EQ(some.pool_bytes, 512u << 20);
+  const auto short_turn = set_option(some, "copy_turn", "4KiB");
+  ASSERT_FALSE(short_turn);
+  expect_error(short_turn.error(), ErrorKind::kInvalidArgument, "at least 64 KiB");
+  ASSERT_TRUE(set_option(some, "copy_turn", "0"));
+  EXPECT_EQ(some.copy_turn_bytes, 0u);
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ struct DeviceCopiesPlan {
   std::function<std::shared_ptr<TestEvent>()> make_event;  // instead, an event for each
   bool refuses_copies = false;
   std::function<void()> on_copies = [] {};  // in each call that queues copies
+  std::atomic<int> at_once = 0;             // calls
   bool unchanged = true;
   std::atomic<int> second_samples = 0;
   std::function<void()> on_end = [] {};  // when the device copies is destroyed: only then no copy of it can be running
@@ -72,6 +73,7 @@ class TestDeviceCopies final : public DeviceCopies {
     if (plan_.refuses_copies) return fail(ErrorKind::kDevice, "the copy was refused");
     return host_->copy_to_host(pieces);
   }
+  void at_once() override { ++plan_.at_once; }
   Status queue_second_sample(std::uint32_t /*guard*/) override {
     ++plan_.second_samples;
     return {};
@@ -291,12 +293,23 @@ TEST_F(StagerBacklog, TheRestIsQueuedWhenTheFenceIsCalled) {
   Stager stager(*pool_, {.copy_threads = 2, .copies_ahead_bytes = kMiB});
   stager.enqueue(job.job);
   job.until_begun(1);
+  EXPECT_EQ(plan.at_once, 0) << "the trainer's copies must be able to pass before the fence";
   stager.queue_all(job.job);
+  EXPECT_EQ(plan.at_once, 1);
   job.queued.get_future().get();  // while no copy is over
   EXPECT_EQ(job.begun, kChunks);
   EXPECT_EQ(job.sink.done_calls(), 0);
   plan.event->open();
   ASSERT_TRUE(job.sink.wait());
+}
+
+TEST_F(StagerBacklog, WithoutALimitEverythingIsQueuedAtOnce) {
+  DeviceCopiesPlan plan;
+  Job job(*host_, plan);
+  Stager stager(*pool_, {.copy_threads = 2, .copies_ahead_bytes = 0});
+  stager.enqueue(job.job);
+  ASSERT_TRUE(job.sink.wait());
+  EXPECT_EQ(plan.at_once, 1);
 }
 
 TEST_F(StagerBacklog, AFenceAlsoFreesTheSnapshotsBefore) {
