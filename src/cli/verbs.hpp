@@ -1,5 +1,5 @@
-// The verbs of the command line. add_<verb>() is in <verb>.cpp: it declares the verb's arguments, and main() calls
-// run() if the user chose it.
+// The verbs of the command line. add_<verb>() is in <verb>.cpp: it declares the verb's arguments, and
+// run_command_line() calls run() if the user chose it.
 // Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
 // that can be read.
 #pragma once

@@ -1,7 +1,6 @@
 #include "tensor/box.hpp"
 
 #include <algorithm>
-#include <iterator>
 
 #include <fmt/format.h>
 
@@ -139,7 +138,8 @@ std::optional<Box> intersect(BoxView a, BoxView b) {
 std::string to_string(BoxView box) {
   std::string text = "[";
   for (std::size_t d = 0; d < box.offset.size(); ++d) {
-    fmt::format_to(std::back_inserter(text), "{}{}:{}", d == 0 ? "" : ",", box.offset[d], box.offset[d] + box.shape[d]);
+    // Not format_to(), which would compile half of fmt into this file: src/base/fmt_library.cpp has it.
+    text += fmt::format("{}{}:{}", d == 0 ? "" : ",", box.offset[d], box.offset[d] + box.shape[d]);
   }
   return text += ']';
 }

@@ -1,0 +1,63 @@
+#include "cli/command_line.hpp"
+
+#include <cstdio>
+#include <exception>
+#include <vector>
+
+#include "cli/location.hpp"
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  slackwater ls runs/gpt                        list the steps
+  slackwater show runs/gpt                      show what the newest checkpoint holds
+  slackwater show runs/gpt@42 'model.*.weight'  show some tensors of step 42
+  slackwater verify runs/gpt                    read every byte of every checkpoint
+  slackwater verify runs/gpt@42 --json          the same for one step, for programs
+  slackwater pin runs/gpt 42                    keep step 42, whatever is deleted around it
+  slackwater rm runs/gpt 3 9                    remove two steps
+  slackwater gc runs/gpt --dry-run              show what killed runs left behind
+
+Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
+that can be read.)";
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints.", "slackwater");
+  parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
+  parser.footer(kFooter);
+  parser.require_subcommand(1);
+  const std::vector<Verb> verbs{add_ls(parser),  add_show(parser), add_verify(parser),
+                                add_pin(parser), add_rm(parser),   add_gc(parser)};
+  try {
+    parser.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return parser.exit(error);  // --help, --version
+    print_error(error.what(), "slackwater --help lists the verbs, slackwater VERB --help explains one of them");
+    return kFailed;
+  }
+  for (const Verb& verb : verbs)
+    if (verb.parser->parsed()) return verb.run();
+  return kFailed;
+}
+
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
+  int code = kFailed;
+  try {
+    code = parse_and_run(argc, argv);
+  } catch (const std::exception& error) {  // from the libraries: out of memory, stdout gone
+    print_problem("error", error.what());
+    return kFailed;
+  }
+  if (std::fflush(stdout) != 0) {
+    print_problem("error", "cannot write to stdout");
+    return kFailed;
+  }
+  return code;
+}
+
+}  // namespace slackwater::cli
