@@ -170,19 +170,24 @@ class Snapshot:
     def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
         """Tensors that were written to, and tensors whose memory went away.
 
-        The held tensors share their storage with the caller's. storage.resize_() always allocates anew, so that the
-        address tells. Memory that was freed and came back to the same address cannot be told.
+        What is held has the storage that the caller's tensor had at save(). storage.resize_() always allocates anew, so
+        that the address tells. Memory that was freed and came back to the same address cannot be told. A tensor that
+        has another object behind it (torch.utils.swap_tensors) counts as written to: nothing tells of the old one.
         """
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        versions, addresses = torch.versions(capture.watched), torch.held_addresses(capture.watched)
-        before = capture.addresses[: len(addresses)]
-        if versions == capture.versions and addresses == before:
+        versions, places = torch.versions(capture.watched), torch.places(capture.holders)
+        identities = torch.identities(capture.watched)
+        if versions == capture.versions and places == capture.places and identities == capture.identities:
             return [], []
         late = self._late(capture)
-        freed = [capture.names[index] for index in late if addresses[index] != before[index]]
-        torn = [capture.names[index] for index in late if versions[index] != capture.versions[index]]
+        freed = [capture.names[index] for index in late if places[index] != capture.places[index]]
+        torn = [
+            capture.names[index]
+            for index in late
+            if versions[index] != capture.versions[index] or identities[index] != capture.identities[index]
+        ]
         return torn, freed
 
     def _late(self, capture: Capture) -> list[int]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .. import _core
 from ..errors import UnsupportedError
 from ..ranks.boxes import Box
 from ..state.memory import SIZES, Memory, unknown_dtype
@@ -107,6 +108,42 @@ def capture(
                     "save an ordinary tensor instead"
                 )
     return held, dtypes, shapes, strides, [t.get_device() for t in held], addresses
+
+
+class Reading(NamedTuple):
+    """What a save needs of many tensors whose structure is known, in lists with one item for each.
+
+    ``storages`` hold the bytes, even if the parameter is given others (``p.data = x``) meanwhile. ``identities`` tell
+    apart the objects behind the tensors: ``torch.utils.swap_tensors`` puts another one there, with a version of its own.
+    """
+
+    addresses: list[int]
+    storages: list[Any]
+    places: list[int]  # addresses of the storages
+    versions: list[int]
+    identities: list[int]
+
+
+def _make_reader() -> _core.TensorReader | None:
+    """None: this PyTorch has no table of DLPack functions, and everything is read by ``capture``."""
+    try:
+        return _core.TensorReader(Tensor, torch.UntypedStorage, list(PLAIN_TYPES))
+    except (AttributeError, TypeError):
+        return None
+
+
+_READER = _make_reader()
+
+
+def read_again(structure: _core.Structure, tensors: list[Tensor]) -> Reading | None:
+    """Of tensors that are as the structure says. None if one of them is not, or needs more than a look."""
+    found = None if _READER is None else _READER.read(structure, tensors)
+    return None if found is None else Reading(*found)
+
+
+def may_read_again(tensors: Sequence[Tensor]) -> bool:
+    """Whether those that ``capture`` has taken need nothing but a look, as long as their structure stays as it is."""
+    return not any(t.is_cuda and _is_scattered(t) for t in tensors)
 
 
 def _readable(tensor: Tensor, name: str, compute: bool = True) -> Tensor:
@@ -206,9 +243,14 @@ def _address(tensor: Tensor) -> int:
         return 0
 
 
-def held_addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Of tensors that ``capture`` gave."""
-    return [t.data_ptr() for t in tensors]
+def places(held: Sequence[Any]) -> list[int]:
+    """Where that lies today which holds the bytes of a save: tensors that ``capture`` gave, or storages."""
+    return [one.data_ptr() for one in held]
+
+
+def identities(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of the objects behind them."""
+    return [t._cdata for t in tensors]
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:
