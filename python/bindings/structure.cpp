@@ -24,6 +24,12 @@ std::optional<Shard> to_shard(const nb::object& given) {
                .replicas = nb::cast<std::uint32_t>(fields[4])};
 }
 
+std::uint64_t size_bytes(const Tensor& tensor) {
+  std::uint64_t size = item_bytes(tensor.dtype);
+  for (const std::int64_t extent : tensor.shape) size *= static_cast<std::uint64_t>(extent);
+  return size;
+}
+
 }  // namespace
 
 Structure::Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides,
@@ -75,6 +81,9 @@ void bind_structure(nb::module_& module) {
            "objects: names of what the tensors belong to, outer ones first. shards: for each tensor None, or its box "
            "of a global tensor and the ranks that hold it too: (global_shape, offset, replica_group, replica, "
            "replicas).")
+      .def(
+          "size_bytes", [](const Structure& self, std::size_t index) { return size_bytes(self.tensors.at(index)); },
+          nb::arg("index"), "Of the elements of one tensor.")
       .def("__len__", [](const Structure& self) { return self.tensors.size(); });
 }
 

@@ -1,6 +1,8 @@
 #include "tensor_reader.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -69,11 +71,10 @@ bool is_empty(const Tensor& tensor) { return std::ranges::find(tensor.shape, 0) 
 
 }  // namespace
 
-TensorReader::TensorReader(const nb::object& tensor_class, const nb::object& storage_class, const nb::list& classes)
+TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& classes)
     : is_neg_(tensor_class.attr("is_neg")),
       is_conj_(tensor_class.attr("is_conj")),
       untyped_storage_(tensor_class.attr("untyped_storage")),
-      data_ptr_(storage_class.attr("data_ptr")),
       version_(interned("_version")),
       identity_(interned("_cdata")) {
   const nb::object capsule = nb::getattr(tensor_class, "__dlpack_c_exchange_api__", nb::none());
@@ -104,7 +105,12 @@ bool TensorReader::is_turned(nb::handle tensor, DType dtype) const {
 
 nb::object TensorReader::read(const Structure& structure, const nb::list& tensors) const {
   if (tensors.size() != structure.watched) return nb::none();
-  nb::list addresses, storages, places, versions, identities;
+  enum Column : std::size_t { kAddress, kStorage, kVersion, kIdentity, kColumns };
+  std::array<nb::object, kColumns> columns;
+  for (nb::object& column : columns) column = nb::steal(PyList_New(static_cast<Py_ssize_t>(structure.watched)));
+  const auto put = [&columns](Column column, std::size_t index, nb::object value) {
+    PyList_SetItem(columns[column].ptr(), static_cast<Py_ssize_t>(index), value.release().ptr());
+  };
   try {
     for (std::size_t i = 0; i < structure.watched; ++i) {
       if (tensors.size() != structure.watched) return nb::none();  // torch ran code that changed the list
@@ -123,29 +129,26 @@ nb::object TensorReader::read(const Structure& structure, const nb::list& tensor
           (lent.data == nullptr && !is_empty(known)) || is_turned(tensor, known.dtype)) {
         return nb::none();
       }
-      addresses.append(address);
-      places.append(call(data_ptr_, storage));
-      storages.append(std::move(storage));
-      versions.append(attribute(tensor, version_));
-      identities.append(attribute(tensor, identity_));
+      put(kAddress, i, nb::int_(address));
+      put(kStorage, i, std::move(storage));
+      put(kVersion, i, attribute(tensor, version_));
+      put(kIdentity, i, attribute(tensor, identity_));
     }
   } catch (const NotReadable&) {
     return nb::none();
   }
-  return nb::make_tuple(std::move(addresses), std::move(storages), std::move(places), std::move(versions),
-                        std::move(identities));
+  return nb::make_tuple(columns[kAddress], columns[kStorage], columns[kVersion], columns[kIdentity]);
 }
 
 void bind_tensor_reader(nb::module_& module) {
   nb::class_<TensorReader>(module, "TensorReader",
                            "Reads plain tensors through the DLPack exchange table of their library.")
-      .def(nb::init<const nb::object&, const nb::object&, const nb::list&>(), nb::arg("tensor_class"),
-           nb::arg("storage_class"), nb::arg("classes"))
+      .def(nb::init<const nb::object&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"))
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
            nb::sig("def read(self, structure: Structure, tensors: list) -> "
-                   "tuple[list[int], list, list[int], list[int], list[int]] | None"),
-           "None if a tensor differs from the structure, or is not plain. Otherwise, for each tensor: address, storage, "
-           "address of the storage, _version, and number of the object behind it.");
+                   "tuple[list[int], list, list[int], list[int]] | None"),
+           "None if a tensor differs from the structure, or is not plain. Otherwise, of each tensor: address, storage, "
+           "_version, and number of the object behind it.");
 }
 
 }  // namespace slackwater::python

@@ -2,8 +2,8 @@
 // device and address come from the DLPack exchange table of the library that made them (a C table of functions, found
 // on the class), the rest from attributes. No library is linked or imported.
 //
-// It is for plain tensors: those whose class is one of the given ones, exactly. It never trusts: each tensor is compared
-// with the structure. Whatever differs, or cannot be read this way, is left to the caller's general path.
+// It is for plain tensors: those whose class is one of the given ones, exactly. It never trusts: each tensor is
+// compared with the structure. Whatever differs, or cannot be read this way, is left to the caller's general path.
 // Owner: Python, one per process.
 // Thread rule: needs the GIL.
 // Lifetime: the table lives as long as the process.
@@ -26,10 +26,10 @@ class TensorReader {
  public:
   // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. Throws nb::type_error if
   // there is no table that can be used.
-  TensorReader(const nb::object& tensor_class, const nb::object& storage_class, const nb::list& classes);
+  TensorReader(const nb::object& tensor_class, const nb::list& classes);
 
-  // None if a tensor is not as the structure has it, or is not plain. Otherwise five lists with one item per tensor:
-  // its address, its storage, the address of the storage, its _version, and the number of the object behind it.
+  // None if a tensor is not as the structure has it, or is not plain. Otherwise four lists with one item per tensor:
+  // its address, its storage, its _version, and the number of the object behind it.
   [[nodiscard]] nb::object read(const Structure& structure, const nb::list& tensors) const;
 
  private:
@@ -41,7 +41,6 @@ class TensorReader {
   FromPyObject from_py_object_ = nullptr;
   std::vector<nb::object> classes_;
   nb::object is_neg_, is_conj_, untyped_storage_;  // methods of the tensor class
-  nb::object data_ptr_;                            // of the storage class
   nb::object version_, identity_;                  // names of attributes
 };
 

@@ -170,19 +170,26 @@ class Snapshot:
     def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
         """Tensors that were written to, and tensors whose memory went away.
 
-        What is held has the storage that the caller's tensor had at save(). storage.resize_() always allocates anew, so
-        that the address tells. Memory that was freed and came back to the same address cannot be told. A tensor that
-        has another object behind it (torch.utils.swap_tensors) counts as written to: nothing tells of the old one.
+        storage.resize_() always allocates anew, so that the address tells. A tensor that was given other memory
+        (p.data = x) has another address, too, but the storage of before is held, and has the bytes. Memory that was
+        freed and came back to the same address cannot be told. A tensor that has another object behind it
+        (torch.utils.swap_tensors) counts as written to: nothing tells what became of the old one.
         """
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        versions, places = torch.versions(capture.watched), torch.places(capture.holders)
-        identities = torch.identities(capture.watched)
-        if versions == capture.versions and places == capture.places and identities == capture.identities:
+        versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)
+        identities, before = torch.identities(capture.watched), capture.addresses[: len(addresses)]
+        if versions == capture.versions and addresses == before and identities == capture.identities:
             return [], []
         late = self._late(capture)
-        freed = [capture.names[index] for index in late if places[index] != capture.places[index]]
+        size_bytes = capture.structure.size_bytes
+        freed = [
+            capture.names[index]
+            for index in late
+            if addresses[index] != before[index]
+            and not torch.still_holds(capture.held[index], before[index], size_bytes(index))
+        ]
         torn = [
             capture.names[index]
             for index in late

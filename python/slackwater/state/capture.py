@@ -23,12 +23,10 @@ class Capture:
         "devices",
         "has_torch",
         "held",
-        "holders",
         "identities",
         "lent",
         "names",
         "optimizers",
-        "places",
         "replicated",
         "structure",
         "tree",
@@ -46,15 +44,13 @@ class Capture:
         self.tree = b""
         self.values: dict[str, str] = {}  # the tree by its keys, if there are ranks to compare it with
         self.replicated: dict[str, str] = {}  # parts of the tree that must be the same on all ranks
-        self.held: list[Any] = []
+        self.held: list[Any] = []  # what keeps the bytes: storages, or tensors of our own; then owners of arrays
         self.has_torch = False
         self.optimizers: list[Any] = []  # of torch, found in it
         self.watched: list[Any] = []  # torch tensors whose _version is to be compared; they come first in the structure
         self.names: list[str] = []  # of these, as the following
         self.versions: list[int] = []
         self.identities: list[int] = []
-        self.holders: list[Any] = []  # of their bytes
-        self.places: list[int] = []  # addresses of the holders
         self.user_seconds = 0.0
 
 
@@ -114,8 +110,7 @@ class Capturer:
         reading = flat.torch.read_again(self._structure, flat.torch_tensors)
         if reading is None:
             return False
-        result.addresses, result.holders, result.places, result.versions, result.identities = reading
-        result.held = list(result.holders)
+        result.addresses, result.held, result.versions, result.identities = reading
         result.watched = flat.torch_tensors
         return True
 
@@ -126,8 +121,7 @@ class Capturer:
             held, *found, result.addresses = torch.capture(flat.torch_tensors, flat.torch_names, compute)
             layout = tuple(found)
             result.held = held
-            result.watched = result.holders = list(held)
-            result.places = list(result.addresses)
+            result.watched = list(held)
             result.versions, result.identities = torch.versions(held), torch.identities(held)
         if same and layout == self._layout:
             return
