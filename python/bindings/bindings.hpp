@@ -27,6 +27,9 @@ void bind_snapshot(nb::module_& module);
 void bind_checkpoint(nb::module_& module);
 void bind_dlpack(nb::module_& module);
 void bind_store_relay(nb::module_& module);
+void bind_structure(nb::module_& module);
+void bind_tensor_reader(nb::module_& module);
+void bind_tables(nb::module_& module);
 void bind_engine(nb::module_& module);
 
 // The only place where an Error becomes an exception of slackwater.errors.

@@ -13,68 +13,12 @@
 #include "bindings.hpp"
 #include "mailbox.hpp"
 #include "snapshot.hpp"
+#include "structure.hpp"
 #include "store_relay.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
 namespace {
-
-using Addresses = nb::typed<nb::list, nb::int_>;
-
-// The part of a state that stays the same from save to save; only addresses change. Constant after construction.
-struct Structure {
-  std::vector<Tensor> tensors;
-  std::vector<std::string> objects;
-  std::shared_ptr<const void> identity = std::make_shared<char>();
-
-  using Texts = nb::typed<nb::list, nb::str>;
-  using Items = nb::typed<nb::list, nb::any>;
-  Structure(const Texts& names, const Texts& dtypes, const Items& shapes, const Items& strides, const Items& updates,
-            const Items& devices, std::size_t watched, std::vector<std::string> object_names,
-            const std::optional<Items>& shards)
-      : objects(std::move(object_names)) {
-    const std::size_t count = names.size();
-    if (dtypes.size() != count || shapes.size() != count || strides.size() != count || updates.size() != count ||
-        devices.size() != count || watched > count || (shards && shards->size() != count)) {
-      throw nb::value_error("the lists of a structure differ in length");
-    }
-    tensors.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) {
-      Tensor& tensor = tensors.emplace_back();
-      tensor.name = nb::cast<std::string>(names[i]);
-      tensor.dtype = to_dtype(dtypes[i]);
-      tensor.shape = to_sizes(shapes[i]);
-      if (const nb::object stride = strides[i]; !stride.is_none()) tensor.strides = to_sizes(stride);
-      tensor.updates = nb::cast<Updates>(updates[i]);
-      tensor.watched = i < watched;
-      tensor.device = nb::cast<int>(devices[i]);
-      if (shards) tensor.shard = to_shard((*shards)[i]);
-    }
-  }
-
-  // None, or (global_shape, offset, replica_group, replica, replicas).
-  static std::optional<Shard> to_shard(const nb::object& given) {
-    if (given.is_none()) return std::nullopt;
-    const auto fields = nb::cast<nb::tuple>(given);
-    if (fields.size() != 5) {
-      throw nb::value_error("a shard is None or (global_shape, offset, replica_group, replica, replicas)");
-    }
-    return Shard{.global_shape = to_sizes(fields[0]),
-                 .offset = to_sizes(fields[1]),
-                 .replica_group = nb::cast<std::string>(fields[2]),
-                 .replica = nb::cast<std::uint32_t>(fields[3]),
-                 .replicas = nb::cast<std::uint32_t>(fields[4])};
-  }
-
-  [[nodiscard]] std::vector<Tensor> with_addresses(const Addresses& addresses) const {
-    if (addresses.size() != tensors.size()) throw nb::value_error("one address per tensor is needed");
-    std::vector<Tensor> result = tensors;
-    for (std::size_t i = 0; i < result.size(); ++i) {
-      result[i].data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(addresses[i]));
-    }
-    return result;
-  }
-};
 
 class PyEngine {
  public:
@@ -253,25 +197,6 @@ class PyEngine {
 }  // namespace
 
 void bind_engine(nb::module_& module) {
-  nb::enum_<Updates>(module, "Updates", "When a tensor may be written.")
-      .value("BEHIND_FENCE", Updates::kBehindFence, "Only by updates that wait for the fence.")
-      .value("ANY_TIME", Updates::kAnyTime, "Right after save().")
-      .value("UNKNOWN", Updates::kUnknown);
-
-  nb::class_<Structure>(module, "Structure",
-                        "Names, dtypes, shapes and strides of a state: what stays the same from save to save.")
-      .def(nb::init<const Structure::Texts&, const Structure::Texts&, const Structure::Items&, const Structure::Items&,
-                    const Structure::Items&, const Structure::Items&, std::size_t, std::vector<std::string>,
-                    const std::optional<Structure::Items>&>(),
-           nb::arg("names"), nb::arg("dtypes"), nb::arg("shapes"), nb::arg("strides"), nb::arg("updates"),
-           nb::arg("devices"), nb::arg("watched"), nb::arg("objects"), nb::arg("shards") = nb::none(),
-           "updates: when each may be written. watched: of so many at the front the caller notices writes itself. "
-           "objects: "
-           "names of what the tensors belong to, outer ones first. "
-           "shards: for each tensor None, or its box of a global tensor and the ranks that hold it too: (global_shape, "
-           "offset, replica_group, replica, replicas).")
-      .def("__len__", [](const Structure& self) { return self.tensors.size(); });
-
   nb::class_<EngineStats>(module, "EngineStats", "Totals of an engine, and what it runs on.")
       .def_ro("pool_bytes", &EngineStats::pool_bytes)
       .def_ro("pool_numa_node", &EngineStats::pool_numa_node)

@@ -15,5 +15,8 @@ NB_MODULE(_core, module) {
   bind_checkpoint(module);
   bind_dlpack(module);
   bind_store_relay(module);
+  bind_structure(module);
+  bind_tensor_reader(module);
+  bind_tables(module);
   bind_engine(module);
 }

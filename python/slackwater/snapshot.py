@@ -61,7 +61,8 @@ class Snapshot:
     ) -> None:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
         self._capture: Capture | None = capture  # until settled
-        self._storage_sizes = torch_adapter().storage_sizes(capture.watched) if capture.watched else []
+        held = capture.held[: len(capture.watched)]
+        self._storage_sizes = torch_adapter().storage_sizes(held) if held else []
         self._devices = capture.devices
         self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
@@ -172,25 +173,40 @@ class Snapshot:
     def _changed(self, capture: Capture) -> tuple[list[str], list[str]]:
         """Tensors that were written to, and tensors whose memory was freed.
 
-        The held tensors share their storage with the caller's. storage.resize_() allocates new memory, so in most cases
-        the address shows it. Freed memory may be allocated again at the same address. Then the size shows it. If the
-        size is the same as well, it cannot be noticed.
+        storage.resize_() allocates new memory, so in most cases the address shows it. Freed memory may be allocated
+        again at the same address. Then the size shows it. If the size is the same too, it cannot be noticed. A tensor
+        that was given other memory (p.data = x) has another address too, but the storage it had before is held and has
+        the bytes. A tensor that has another object behind it (torch.utils.swap_tensors) is treated as written to,
+        because nothing shows what became of the old one.
         """
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        versions, addresses = torch.versions(capture.watched), torch.held_addresses(capture.watched)
-        sizes = torch.storage_sizes(capture.watched)
-        before = capture.addresses[: len(addresses)]
-        if versions == capture.versions and addresses == before and sizes == self._storage_sizes:
+        versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)
+        identities, before = torch.identities(capture.watched), capture.addresses[: len(addresses)]
+        sizes = torch.storage_sizes(capture.held[: len(addresses)])
+        if (
+            versions == capture.versions
+            and addresses == before
+            and identities == capture.identities
+            and sizes == self._storage_sizes
+        ):
             return [], []
         late = self._late(capture)
-        freed = [
+        size_bytes = capture.structure.size_bytes
+
+        def is_freed(index: int) -> bool:
+            if sizes[index] != self._storage_sizes[index]:
+                return True
+            moved = addresses[index] != before[index]
+            return moved and not torch.still_holds(capture.held[index], before[index], size_bytes(index))
+
+        freed = [capture.names[index] for index in late if is_freed(index)]
+        torn = [
             capture.names[index]
             for index in late
-            if addresses[index] != before[index] or sizes[index] != self._storage_sizes[index]
+            if versions[index] != capture.versions[index] or identities[index] != capture.identities[index]
         ]
-        torn = [capture.names[index] for index in late if versions[index] != capture.versions[index]]
         return torn, freed
 
     def _late(self, capture: Capture) -> list[int]:

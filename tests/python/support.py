@@ -112,16 +112,21 @@ class Line:
 
     Slabs are granted in the order of the saves, so the state waits until the large one has left the pool. On a busy
     machine the change may come too late all the same. ``torn`` then tries again, so a change has to be one each time.
+
+    With ``known``, the large one is a part of the state, which is saved twice: its structure is known by then.
     """
 
     BLOCKER = np.zeros(24 << 20, dtype=np.uint8)
 
-    def __init__(self, ckpt: sw.Checkpointer) -> None:
+    def __init__(self, ckpt: sw.Checkpointer, *, known: bool = False) -> None:
         self.ckpt = ckpt
         self.step = 0
+        self.known = known
 
     def save_and_change(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.Snapshot:
-        self.ckpt.save(self.step + 1, {"blocker": self.BLOCKER})
+        if self.known:
+            state = {**state, "blocker": self.BLOCKER}
+        self.ckpt.save(self.step + 1, state if self.known else {"blocker": self.BLOCKER})
         snapshot = self.ckpt.save(self.step + 2, state)
         change()
         self.step += 2

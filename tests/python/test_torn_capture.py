@@ -27,6 +27,12 @@ def line(make: Make) -> Line:
 
 
 @pytest.fixture
+def known_line(make: Make) -> Line:
+    """What is saved through it is of a structure that is known already, and read in the quick way."""
+    return Line(make(pool="2MiB", keep=0), known=True)
+
+
+@pytest.fixture
 def paranoid_line(make: Make) -> Line:
     return Line(make(pool="2MiB", keep=0, paranoid=True))
 
@@ -143,6 +149,45 @@ def test_parameter_that_is_given_other_memory_is_saved_as_it_was(line: Line) -> 
     target = {"w": torch.zeros(MIB)}
     assert line.ckpt.restore(target) == line.step
     assert torch.equal(target["w"], big(3.0))
+
+
+@pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS.keys())
+def test_writer_before_the_fence_is_noticed_with_a_known_structure(
+    writer: Callable[[torch.Tensor], Any], known_line: Line
+) -> None:
+    tensor = big()
+    error = known_line.torn({"model": {"w": tensor}, "other": big()}, lambda: writer(tensor))
+    assert "'model.w'" in str(error)
+
+
+@pytest.mark.parametrize("size", [0, 32 * MIB], ids=["to nothing", "to more"])
+def test_storage_of_a_known_structure_that_is_resized_before_the_fence_is_named(known_line: Line, size: int) -> None:
+    tensor = big()
+    state = {"model": {"w": tensor, "v": tensor[MIB // 2 :]}, "other": big()}
+    error = free_when_read(known_line, state, lambda: tensor.untyped_storage().resize_(size))
+    assert "the memory of tensor 'model." in str(error)
+
+
+def test_parameter_of_a_known_structure_that_is_given_other_memory_is_saved_as_it_was(
+    known_line: Line, path: Path
+) -> None:
+    parameter = nn.Parameter(big(3.0))
+
+    def give_other_memory() -> None:
+        parameter.data = big(4.0)
+
+    assert free_when_read(known_line, {"w": parameter}, give_other_memory) is None
+    assert torch.equal(sw.load(path, known_line.step)["w"], big(3.0))
+
+
+def test_swapped_tensor_fails_the_snapshot_of_a_known_structure(known_line: Line) -> None:
+    """Its version is that of another tensor now: nothing tells whether the old one is written to."""
+    tensor = big(3.0)
+
+    def swap() -> None:
+        torch.utils.swap_tensors(tensor, tensor.data.clone())
+
+    assert "'w'" in str(known_line.torn({"w": tensor}, swap))
 
 
 def test_storage_may_be_freed_behind_a_host_fence(line: Line) -> None:

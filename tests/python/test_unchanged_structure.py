@@ -16,8 +16,10 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from slackwater import _core
+from slackwater.integrations import torch_reading, torch_state
 from slackwater.state.capture import Capture, Capturer
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -189,6 +191,12 @@ def replace(key: str, make: Callable[[DTensor], Any]) -> Change:
     return change
 
 
+def put_first(state: State, tensor: torch.Tensor) -> None:
+    entries = dict(state)
+    state.clear()
+    state.update({"first": tensor, **entries})
+
+
 def mutate_placements(state: State) -> None:
     state["table"]["a"]._spec.placements = (Replicate(),)
 
@@ -214,6 +222,7 @@ DTENSORS: dict[str, Change] = {
     "optimizer state": lambda s: s["optim"].state.clear(),
     "parameter of the model": lambda s: setattr(s["model"], "bias", nn.Parameter(s["model"].bias.full_tensor())),
     "aliasing begins": lambda s: s["table"].update(b=s["table"]["a"]),
+    "tensor before them": lambda s: put_first(s, torch.ones(3)),
 }
 
 
@@ -228,3 +237,97 @@ def test_change_of_dtensors_between_saves_is_noticed(
     change(state)
     for _ in range(2):
         check(capturer, known, state, monkeypatch)
+
+
+# The quick way: what the extension reads of plain tensors
+
+
+def read(tensors: list[Any], names: list[str] | None = None) -> tuple[_core.Structure, Any]:
+    """The structure of these tensors, and what is read of them with it."""
+    names = names or [str(index) for index in range(len(tensors))]
+    _, dtypes, shapes, strides, devices, _ = torch_state.capture(tensors, names)
+    dtype_names = [torch_state.dtype_name(dtype, "") for dtype in dtypes]
+    unknown = [_core.Updates.UNKNOWN] * len(tensors)
+    structure = _core.Structure(names, dtype_names, shapes, strides, unknown, devices, len(tensors), [])
+    return structure, torch_state.read_again(structure, tensors)
+
+
+@pytest.mark.parametrize("dtype", torch_state._NAMES, ids=torch_state._NAMES.values())
+def test_tensors_of_every_dtype_are_read_as_they_are(dtype: torch.dtype) -> None:
+    tensors = [
+        torch.empty(3, 4, dtype=dtype),
+        torch.empty((), dtype=dtype),
+        torch.empty(0, 2, dtype=dtype),
+        torch.empty(4, 6, dtype=dtype).t()[1:, ::2],
+        torch.empty(1, 2, 1, 2, 1, 2, 1, dtype=dtype),
+    ]
+    _, reading = read(tensors)
+    assert reading is not None
+    assert reading.addresses == [t.data_ptr() for t in tensors]
+    assert reading.versions == [t._version for t in tensors]
+    assert [s.data_ptr() for s in reading.storages] == [t.untyped_storage().data_ptr() for t in tensors]
+
+
+LOOKALIKES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": lambda t: torch.ones(2, 8),
+    "dimensions": lambda t: torch.ones(16),
+    "strides": lambda t: torch.ones(4, 4).t(),
+    "dtype of the same size": lambda t: torch.ones(4, 4, dtype=torch.int32),
+    "negated": lambda t: torch._neg_view(torch.ones(4, 4)),
+    "meta device": lambda t: torch.ones(4, 4, device="meta"),
+    "sparse": lambda t: torch.ones(4, 4).to_sparse(),
+    "subclass": lambda t: torch.ones(4, 4).as_subclass(type("Sub", (torch.Tensor,), {})),
+    "fake": lambda t: FakeTensorMode().from_tensor(t),
+    "no tensor": lambda t: t.numpy(),
+    "none": lambda t: None,
+}
+
+
+@pytest.mark.parametrize("make", LOOKALIKES.values(), ids=LOOKALIKES.keys())
+def test_only_plain_tensors_as_the_structure_has_them_are_read(make: Callable[[torch.Tensor], Any]) -> None:
+    tensor = torch.ones(4, 4)
+    structure, reading = read([tensor, torch.ones(2)])
+    assert reading is not None
+    assert torch_state.read_again(structure, [make(tensor), torch.ones(2)]) is None
+    assert torch_state.read_again(structure, [tensor, torch.ones(2)]) is not None
+    assert torch_state.read_again(structure, [tensor]) is None
+
+
+def test_conjugated_view_is_not_read_as_its_bytes() -> None:
+    tensor = torch.ones(3, dtype=torch.complex64)
+    structure, _ = read([tensor])
+    assert torch_state.read_again(structure, [tensor.conj()]) is None
+
+
+def test_dtensor_is_not_read_as_a_tensor(mesh: DeviceMesh) -> None:
+    structure, _ = read([torch.ones(4, 2)])
+    assert torch_state.read_again(structure, [distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])]) is None
+
+
+def test_scattered_tensors_on_a_device_are_never_read_the_quick_way() -> None:
+    class OnDevice:
+        is_cuda = True
+
+        def __init__(self, tensor: torch.Tensor) -> None:
+            self._tensor = tensor
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._tensor, name)
+
+    assert torch_state.may_read_again([torch.ones(64, 64).t(), OnDevice(torch.ones(64, 64))])  # type: ignore[list-item]
+    assert not torch_state.may_read_again([OnDevice(torch.ones(64, 64).t())])  # type: ignore[list-item]
+
+
+def test_torch_without_the_table_of_functions_is_read_the_general_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, general, state = Capturer(False), Capturer(False), plain_state()
+    for capturer in (quick, general):
+        capturer.capture(state)
+    one = quick.capture(state)
+    monkeypatch.setattr(torch_reading, "_READER", None)
+    other = general.capture(state)
+    assert type(one.held[0]) is torch.UntypedStorage
+    assert type(other.held[0]) is torch.Tensor
+    assert parts(one) == parts(other)
+    assert one.addresses == other.addresses
+    monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
+    assert torch_reading._make_reader() is None

@@ -26,7 +26,8 @@ def is_distributed() -> bool:
 
 
 def is_dtensor(tensor: Any) -> bool:
-    return type(tensor).__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
+    kind = type(tensor)
+    return kind is not Tensor and kind.__name__ == "DTensor" and hasattr(tensor, "_local_tensor")
 
 
 def dtensor_type() -> type | None:
@@ -196,23 +197,27 @@ def _heeded(layer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]
     return (tensor for name, tensor in named if name not in ignored and not is_dtensor(tensor))
 
 
-def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> Iterator[Tensor]:
+def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> list[Tensor]:
     """Optimizer state that is the same on all ranks: of replicated parameters (``replicated`` has their ids), and step
     counters of parameters that all ranks share."""
     on_all: dict[int, bool] = {}  # meshes, by their id: whether they have all ranks
+    dtensor = dtensor_type()
+    found: list[Tensor] = []
     for parameter, state in optimizer.state.items():
         if id(parameter) in replicated:
-            yield from _tensors(state)
+            found += _tensors(state)
         elif is_dtensor(parameter):
-            mesh = parameter.device_mesh
+            mesh = parameter._spec.mesh
             if id(mesh) not in on_all:
                 on_all[id(mesh)] = mesh.size() == world
             if on_all[id(mesh)]:
-                values = state.values() if type(state) is dict else ()
-                if values and all(isinstance(value, Tensor) for value in values):
-                    yield from [value for value in values if not (is_dtensor(value) or value.dim())]
-                else:
-                    yield from (tensor for tensor in _tensors(state) if tensor.dim() == 0)
+                for value in state.values() if type(state) is dict else (state,):
+                    if type(value) is Tensor:
+                        if not value.dim():
+                            found.append(value)
+                    elif type(value) is not dtensor:
+                        found += [tensor for tensor in _tensors(value) if not tensor.dim()]
+    return found
 
 
 def _tensors(value: Any) -> Iterable[Tensor]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,14 +25,21 @@ from .torch_ranks import (
     is_dtensor,
     replicated_state,
 )
+from .torch_reading import (
+    PLAIN_TYPES,
+    address_of,
+    addresses_now,
+    identities,
+    read_again,
+    still_holds,
+    storage_sizes,
+    versions,
+)
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
 Optimizer = torch.optim.Optimizer
 
-PLAIN_TYPES: frozenset[type] = frozenset(
-    {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter)},
-)
 _HOST = {torch.device("cpu")}
 _STRIDED = {torch.strided}
 _PACKED_BYTES = 64 << 20
@@ -109,6 +117,11 @@ def capture(
     return held, dtypes, shapes, strides, [t.get_device() for t in held], addresses
 
 
+def may_read_again(tensors: Sequence[Tensor]) -> bool:
+    """Whether those that ``capture`` has taken need nothing but a look, as long as their structure stays as it is."""
+    return not any(t.is_cuda and _is_scattered(t) for t in tensors)
+
+
 def _readable(tensor: Tensor, name: str, compute: bool = True) -> Tensor:
     if tensor.layout is not torch.strided:
         raise UnsupportedError(
@@ -177,7 +190,7 @@ def storages(tensors: Iterable[Tensor]) -> list[int]:
 
 def addresses(tensors: Iterable[Tensor]) -> list[int]:
     """Of the bytes of each on this rank; 0 where there are none, or they cannot be told."""
-    return [0 if memory is None else _address(memory) for memory in map(_own_memory, tensors)]
+    return [0 if memory is None else address_of(memory) for memory in map(_own_memory, tensors)]
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
@@ -186,7 +199,7 @@ def memory_key(tensor: Tensor) -> tuple[Any, ...] | None:
     if memory is None or memory.layout is not torch.strided:
         return None
     empty = memory.numel() == 0
-    address = memory.untyped_storage()._cdata if empty else _address(memory)
+    address = memory.untyped_storage()._cdata if empty else address_of(memory)
     if address == 0:
         return None
     return address, empty, memory.device, memory.dtype, tuple(memory.shape), memory.stride()
@@ -197,31 +210,6 @@ def _own_memory(tensor: Tensor) -> Tensor | None:
         return tensor
     local = tensor._local_tensor if is_dtensor(tensor) else tensor
     return None if is_wrapper(local) else local
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # of layouts and kinds that have none
-        return 0
-
-
-def held_addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Of tensors that ``capture`` gave."""
-    return [t.data_ptr() for t in tensors]
-
-
-def storage_sizes(tensors: Sequence[Tensor]) -> list[int]:
-    """Bytes of the storage of each, of tensors that ``capture`` gave."""
-    return [t.untyped_storage().nbytes() for t in tensors]
-
-
-def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """``_version`` of each; -1 where autograd keeps none (inference tensors)."""
-    try:
-        return [t._version for t in tensors]
-    except RuntimeError:
-        return [-1 if t.is_inference() else t._version for t in tensors]
 
 
 def dtype_name(dtype: Any, name: str) -> str:
@@ -325,21 +313,25 @@ def _wraps_only(kind: type, method: str) -> bool:
 
 def module_tensors(module: Module) -> tuple[list[str], list[Tensor], list[bool]]:
     """Of a plain module, ordered as in state_dict(): keys as they are there, tensors, and which are buffers."""
-    found = list(_walk(module, ""))
-    return [key for key, _, _ in found], [tensor for _, tensor, _ in found], [buffer for _, _, buffer in found]
-
-
-def _walk(module: Module, prefix: str) -> Iterator[tuple[str, Tensor, bool]]:
-    for key, parameter in module._parameters.items():
-        if parameter is not None:
-            yield prefix + key, parameter, False
-    transient = module._non_persistent_buffers_set
-    for key, buffer in module._buffers.items():
-        if buffer is not None and key not in transient:
-            yield prefix + key, buffer, True
-    for key, child in module._modules.items():
-        if child is not None:
-            yield from _walk(child, f"{prefix}{key}.")
+    keys: list[str] = []
+    tensors: list[Tensor] = []
+    buffers: list[bool] = []
+    layers = [("", module)]
+    while layers:
+        prefix, layer = layers.pop()
+        for key, parameter in layer._parameters.items():
+            if parameter is not None:
+                keys.append(prefix + key)
+                tensors.append(parameter)
+                buffers.append(False)
+        transient = layer._non_persistent_buffers_set
+        for key, buffer in layer._buffers.items():
+            if buffer is not None and key not in transient:
+                keys.append(prefix + key)
+                tensors.append(buffer)
+                buffers.append(True)
+        layers += [(f"{prefix}{key}.", child) for key, child in reversed(layer._modules.items()) if child is not None]
+    return keys, tensors, buffers
 
 
 def module_parameters(module: Module) -> tuple[list[str], list[Tensor]]:
@@ -426,16 +418,21 @@ def parameter_numbers(optimizer: Optimizer) -> tuple[dict[int, int], list[list[i
     start = 0
     for group in optimizer.param_groups:
         # One that stands twice in a group has its last number there; one of an earlier group keeps it.
-        numbers.update({id(p): number for number, p in enumerate(group["params"], start) if id(p) not in numbers})
-        groups.append([numbers[id(parameter)] for parameter in group["params"]])
-        start += len(group["params"])
+        ids = list(map(id, group["params"]))
+        numbers = {**dict(zip(ids, itertools.count(start))), **numbers}
+        groups.append(list(map(numbers.__getitem__, ids)))
+        start += len(ids)
     return numbers, groups
 
 
 def optimizer_state(optimizer: Optimizer) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
     """What state_dict() would give, without copying anything: (state, param_groups)."""
     numbers, groups = parameter_numbers(optimizer)
-    state = {numbers[id(key)] if isinstance(key, Tensor) else key: value for key, value in optimizer.state.items()}
+    entries = optimizer.state
+    try:
+        state = dict(zip(map(numbers.__getitem__, map(id, entries)), entries.values(), strict=True))
+    except KeyError:  # not all keys are parameters
+        state = {numbers[id(key)] if isinstance(key, Tensor) else key: value for key, value in entries.items()}
     packed = []
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         entry = {key: value for key, value in group.items() if key != "params"}

@@ -28,9 +28,10 @@ class ReplicaFinder:
         for optimizer in self._flat.optimizers:
             replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
         if replicated:
+            whole, shards = self._flat.rank_info.whole, self._flat.torch_shards
             for index, tensor in enumerate(self._flat.torch_tensors):
                 if id(tensor) in replicated:
-                    self._flat.torch_shards.setdefault(index, self._flat.rank_info.whole(tensor.shape))
+                    shards.setdefault(index, whole(tensor.shape))
         if of_first_rank:
             found = [index for index, tensor in enumerate(self._flat.torch_tensors) if id(tensor) in of_first_rank]
             self._hand_over_once([index for index in found if index not in self._flat.torch_shards])

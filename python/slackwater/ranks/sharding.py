@@ -110,7 +110,8 @@ class RankInfo:
         self.on_all = Replicas(WORLD, rank, world)
         self._meshes: Any = None
         self._layers: Any = None
-        self._whole: dict[tuple[tuple[int, ...], Replicas], EngineShard] = {}
+        self._whole: dict[Sequence[int], EngineShard] = {}  # by shape, as the following
+        self._alone: dict[Sequence[int], EngineShard] = {}
 
     def locate(self, tensor: Any, name: str, replicated: bool) -> TensorLocation:
         """Of a DTensor."""
@@ -130,17 +131,17 @@ class RankInfo:
         return found
 
     def whole(self, shape: Sequence[int]) -> EngineShard:
-        """A tensor that all ranks hold."""
-        return self._all_of(tuple(shape), self.on_all)
+        """A tensor that all ranks hold. A shape is a tuple, or torch's own kind of tuple."""
+        return self._whole.get(shape) or self._all_of(shape, self.on_all, self._whole)
 
     def alone(self, shape: Sequence[int]) -> EngineShard:
         """A tensor that this rank hands over for all."""
-        return self._all_of(tuple(shape), Replicas())
+        return self._alone.get(shape) or self._all_of(shape, Replicas(), self._alone)
 
-    def _all_of(self, shape: tuple[int, ...], replicas: Replicas) -> EngineShard:
-        found = self._whole.get((shape, replicas))
-        if found is None:
-            found = self._whole[shape, replicas] = TensorLocation(shape, (), replicas).shard(boxes.whole(shape))
+    @staticmethod
+    def _all_of(shape: Sequence[int], replicas: Replicas, known: dict[Sequence[int], EngineShard]) -> EngineShard:
+        own = tuple(shape)
+        known[own] = found = TensorLocation(own, (), replicas).shard(boxes.whole(own))
         return found
 
 

@@ -23,6 +23,7 @@ class Capture:
         "devices",
         "has_torch",
         "held",
+        "identities",
         "lent",
         "names",
         "optimizers",
@@ -43,12 +44,13 @@ class Capture:
         self.tree = b""
         self.values: dict[str, str] = {}  # the tree by its keys, if there are ranks to compare it with
         self.replicated: dict[str, str] = {}  # parts of the tree that must be the same on all ranks
-        self.held: list[Any] = []
+        self.held: list[Any] = []  # what keeps the bytes: storages, or tensors of our own; then owners of arrays
         self.has_torch = False
         self.optimizers: list[Any] = []  # of torch, found in it
         self.watched: list[Any] = []  # torch tensors whose _version is to be compared; they come first in the structure
-        self.names: list[str] = []  # of these
+        self.names: list[str] = []  # of these, as the following
         self.versions: list[int] = []
+        self.identities: list[int] = []
         self.user_seconds = 0.0
 
 
@@ -58,8 +60,10 @@ class Capturer:
     def __init__(self, allow_pickle: bool, rank: int = 0, world: int = 1) -> None:
         self._allow_pickle = allow_pickle
         self.rank_info = RankInfo(rank, world)
-        self._key: tuple[Any, ...] | None = None
+        self._key: tuple[Any, ...] | None = None  # all that the structure was made from, apart from
+        self._layout: tuple[list[Any], ...] = ([], [], [], [])  # dtypes, shapes, strides and devices of torch tensors
         self._structure: _core.Structure | None = None
+        self._may_read_again = False
         self._tables: dict[str, Table] = {}
 
     def capture(self, state: Any, compute: bool = True) -> Capture:
@@ -75,45 +79,57 @@ class Capturer:
         else:
             result.tree = codec.dump_tree(node)
         result.replicated = {marked.name: marked.text for marked in flat.replicated}
-        dtypes: list[Any] = []
-        shapes: list[Any] = []
-        strides: list[Any] = []
-        devices: list[int] = []
-        if flat.torch_tensors:
-            torch = flat.torch
-            result.has_torch = True
-            result.held, dtypes, shapes, strides, devices, result.addresses = torch.capture(
-                flat.torch_tensors, flat.torch_names, compute
-            )
-            result.watched = list(result.held)
-            result.names = flat.torch_names
-            result.versions = torch.versions(result.watched)
+        result.has_torch = bool(flat.torch_tensors)
+        result.names = flat.torch_names
         memories = flat.array_memories
         key = (
             flat.torch_names,
             flat.torch_updates,
             flat.objects,
-            dtypes,
-            shapes,
-            strides,
-            devices,
             flat.array_names,
             [(m.dtype, m.shape, m.strides, m.device) for m in memories],
             flat.torch_shards,
             flat.array_shards,
         )
-        if key != self._key:
-            if self._key is None and self.rank_info.world > 1 and self.rank_info.rank == 0:
-                _hint_at_replicas(flat)
-            self._structure = self._build(flat, dtypes, shapes, strides, devices)
-            self._key = key
+        same = key == self._key
+        if not (same and self._read_again(flat, result)):
+            self._look(flat, key, same, result, compute)
         result.lent = sorted({memory.device for memory in memories} - {HOST})
-        result.devices = sorted({*devices, *result.lent} - {HOST})
+        result.devices = sorted({*self._layout[3], *result.lent} - {HOST})
         result.held.extend(memory.owner for memory in memories)
         result.addresses.extend(memory.address for memory in memories)
         assert self._structure is not None
         result.structure = self._structure
         return result
+
+    def _read_again(self, flat: Flattener, result: Capture) -> bool:
+        """The quick way, for torch tensors that look as they did. The extension compares them with the structure."""
+        if not (self._may_read_again and flat.torch_tensors):
+            return False
+        assert self._structure is not None
+        reading = flat.torch.read_again(self._structure, flat.torch_tensors)
+        if reading is None:
+            return False
+        result.addresses, result.held, result.versions, result.identities = reading
+        result.watched = flat.torch_tensors
+        return True
+
+    def _look(self, flat: Flattener, key: tuple[Any, ...], same: bool, result: Capture, compute: bool) -> None:
+        layout: tuple[list[Any], ...] = ([], [], [], [])
+        if flat.torch_tensors:
+            torch = flat.torch
+            held, *found, result.addresses = torch.capture(flat.torch_tensors, flat.torch_names, compute)
+            layout = tuple(found)
+            result.held = held
+            result.watched = list(held)
+            result.versions, result.identities = torch.versions(held), torch.identities(held)
+        if same and layout == self._layout:
+            return
+        if self._key is None and self.rank_info.world > 1 and self.rank_info.rank == 0:
+            _hint_at_replicas(flat)
+        self._structure = self._build(flat, *layout)
+        self._key, self._layout = key, layout
+        self._may_read_again = bool(flat.torch_tensors) and flat.torch.may_read_again(flat.torch_tensors)
 
     @staticmethod
     def _build(

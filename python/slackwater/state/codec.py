@@ -166,6 +166,8 @@ class Encoder:
         return result
 
     def sequence(self, values: Any, name: str) -> list[Node]:
+        if set(map(type, values)) == {int} and min(values) >= -_EXACT_INT and max(values) <= _EXACT_INT:
+            return list(values)  # numbers of parameters: long, and in every optimizer
         self._enter(values, name)
         result = [
             _atom(value) if type(value) in _ATOMS else self.encode(value, names.join(name, str(index)))
@@ -364,33 +366,33 @@ class Marked:
         self.text = ""  # once the tree was dumped
 
 
-class _RenderedInside(Exception):
-    pass
+# Stands for a rendered node in the text that JSON's encoder makes. No other text can hold it: _atom() lets no lone
+# surrogate pass.
+_PLACEHOLDER = "\ud800"
 
 
-def _refuse_rendered(value: Any) -> NoReturn:
-    if isinstance(value, Rendered | Marked):
-        raise _RenderedInside
-    raise TypeError(f"{type(value).__name__} is no node")
-
-
-_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_refuse_rendered).encode
+def _to_json(node: Node, default: Callable[[Any], Any] | None = None) -> str:
+    return json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=default).encode(node)
 
 
 def _dump(node: Node) -> str:
-    """JSON's own encoder takes whole branches; only those with rendered nodes below are put together here."""
-    if type(node) is Rendered:
-        return node.text
-    if type(node) is Marked:
-        node.text = _dump(node.node)
-        return node.text
-    try:
-        return _to_json(node)
-    except _RenderedInside:
-        pass
-    if isinstance(node, dict):
-        return "{" + ",".join([f"{_to_json(key)}:{_dump(value)}" for key, value in node.items()]) + "}"
-    return "[" + ",".join(map(_dump, node)) + "]"
+    """JSON's own encoder makes the text in one go; what is rendered already is then put into it."""
+    rendered: list[str] = []
+
+    def note(value: Any) -> str:
+        if type(value) is Marked:
+            value.text = _dump(value.node)
+        elif type(value) is not Rendered:
+            raise TypeError(f"{type(value).__name__} is no node")
+        rendered.append(value.text)
+        return _PLACEHOLDER
+
+    text = _to_json(node, note)
+    if not rendered:
+        return text
+    parts = text.split(f'"{_PLACEHOLDER}"')
+    assert len(parts) == len(rendered) + 1, "a text of the tree is no Unicode"
+    return parts[0] + "".join([one + part for one, part in zip(rendered, parts[1:], strict=True)])
 
 
 def dump_tree(node: Node) -> bytes:

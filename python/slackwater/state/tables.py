@@ -7,7 +7,7 @@ of the tree, is kept from save to save, and used again wherever the keys are the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import codec, parameters
@@ -24,7 +24,14 @@ class Table(NamedTuple):
     by_memory: parameters.Places = ()  # of parameters that no module holds
     memory_names: Sequence[str | None] = ()  # and what they are called after
     facts: Any = None  # of DTensors among the tensors: all that their boxes follow from
-    shards: Sequence[tuple[int, Any]] = ()  # their boxes, by the number of the tensor in the table
+    shards: Mapping[int, Any] = {}  # their boxes, by the number of the tensor in the state
+    first: int = 0  # number of the first tensor
+
+    def shards_from(self, first: int) -> Mapping[int, Any]:
+        """As ``shards``, for a table that begins with another number."""
+        if first == self.first:
+            return self.shards
+        return {index - self.first + first: shard for index, shard in self.shards.items()}
 
 
 _TABLE_KEYS = frozenset({str, int})  # of these types exactly: equal keys then are the same keys

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+from .. import _core
 from .._core import Updates
 from ..errors import UnsupportedError, UsageError
 from ..integrations import arrays, loaders, torch_adapter
@@ -55,6 +56,7 @@ class Flattener(codec.Encoder):
         self.plain_tensors: frozenset[type] = self.torch.PLAIN_TYPES if self.torch else frozenset()
         self.dtensor: type | None = self.torch.dtensor_type() if self.torch else None
         self._in_tables = self.plain_tensors | ({self.dtensor} if self.dtensor else set())
+        self._plain_classes, self._table_classes = tuple(self.plain_tensors), tuple(self._in_tables)
         self._updates = Updates.UNKNOWN  # of what is being walked
         self._replicated = False  # below sw.Replicated
         self.replicated: list[codec.Marked] = []  # what is in each sw.Replicated, if other ranks have it too
@@ -90,25 +92,32 @@ class Flattener(codec.Encoder):
     # Tables: most of a large state
 
     def mapping(self, mapping: Any, name: str) -> Node:
-        may_be_table = self.known is not None and type(mapping) is dict and name
-        rows = rows_of(mapping, self._in_tables) if may_be_table else None
+        rows = self._rows_of(mapping, name) if self.known is not None and type(mapping) is dict and name else None
         if rows is None:
             return super().mapping(mapping, name)
         keys, tensors = rows
         updates = [self._updates] * len(tensors)
         return self._table(name, keys, tensors, updates, lambda: super(Flattener, self).mapping(mapping, name))
 
+    def _rows_of(self, mapping: dict[Any, Any], name: str) -> tuple[Hashable, list[Any]] | None:
+        table = self.known.get(name) if self.known is not None else None
+        if table is not None:
+            tensors = _core.table_tensors(mapping, table.keys, self._table_classes)
+            if tensors is not None:
+                return table.keys, tensors
+        return rows_of(mapping, self._in_tables)
+
     def _table(
-        self, name: str, keys: Hashable, tensors: Sequence[Any], updates: list[Updates], encode: Callable[[], Node]
+        self, name: str, keys: Hashable, tensors: list[Any], updates: list[Updates], encode: Callable[[], Node]
     ) -> Node:
+        table = self.known.get(name) if self.known is not None else None
         facts, parts = None, tensors
         if self.dtensor in set(map(type, tensors)):
-            rows = local_rows(tensors, self.dtensor, self.plain_tensors)
+            rows = self._local_rows(table, tensors)
             if rows is None:
                 return encode()
             facts, parts = (rows[0], self._replicated), rows[1]
         first = len(self.torch_names)
-        table = self.known.get(name) if self.known is not None else None
         if table is None or table.keys != keys or table.facts != facts:
             return self._new_table(name, keys, facts, parts, encode)
         self.tables[name] = table
@@ -116,11 +125,18 @@ class Flattener(codec.Encoder):
         self.torch_tensors += parts
         self.torch_updates += updates
         if facts is not None:
-            self.torch_shards.update([(first + index, shard) for index, shard in table.shards])
+            self.torch_shards.update(table.shards_from(first))
             if not self._open_objects:
                 pairs = zip(table.names, tensors, strict=True)
                 self.loose_dtensors += [(own, tensor) for own, tensor in pairs if type(tensor) is self.dtensor]
         return table.node
+
+    def _local_rows(self, table: Table | None, tensors: list[Any]) -> tuple[list[Any], list[Any]] | None:
+        if table is not None and table.facts is not None:
+            parts = _core.local_tensors(tensors, table.facts[0], self.dtensor, self._plain_classes)
+            if parts is not None:
+                return table.facts[0], parts
+        return local_rows(tensors, self.dtensor, self.plain_tensors)
 
     def _new_table(
         self, name: str, keys: Hashable, facts: Any, parts: Sequence[Any], encode: Callable[[], Node]
@@ -131,10 +147,9 @@ class Flattener(codec.Encoder):
             found = self.torch_tensors[first:]
             if len(found) != len(parts) or not all(map(operator.is_, found, parts)):
                 return node  # this rank holds several boxes of a DTensor, or none
-        shards = [(index - first, shard) for index, shard in self.torch_shards.items() if index >= first]
-        self.tables[name] = Table(
-            keys, self.torch_names[first:], codec.Rendered(node), facts=facts, shards=shards if facts else ()
-        )
+        shards = {index: shard for index, shard in self.torch_shards.items() if index >= first} if facts else {}
+        own_names = self.torch_names[first:]
+        self.tables[name] = Table(keys, own_names, codec.Rendered(node), facts=facts, shards=shards, first=first)
         return node
 
     # What codec.Encoder asks for

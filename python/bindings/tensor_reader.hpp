@@ -1,0 +1,47 @@
+// TensorReader: reads a list of tensors in one go, for a save whose structure has not changed. Shape, strides, dtype,
+// device and address come from the DLPack exchange table of the library that made them (a C table of functions, found
+// on the class), the rest from attributes. No library is linked or imported.
+//
+// It is for plain tensors: those whose class is one of the given ones, exactly. It never trusts: each tensor is
+// compared with the structure. Whatever differs, or cannot be read this way, is left to the caller's general path.
+// Owner: Python, one per process.
+// Thread rule: needs the GIL.
+// Lifetime: the table lives as long as the process.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <nanobind/ndarray.h>
+
+#include "bindings.hpp"
+#include "structure.hpp"
+
+namespace slackwater::python {
+
+// Nothing for a dtype that checkpoints cannot hold.
+[[nodiscard]] std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype);
+
+class TensorReader {
+ public:
+  // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. Throws nb::type_error if
+  // there is no table that can be used.
+  TensorReader(const nb::object& tensor_class, const nb::list& classes);
+
+  // None if a tensor is not as the structure has it, or is not plain. Otherwise four lists with one item per tensor:
+  // its address, its storage, its _version, and the number of the object behind it.
+  [[nodiscard]] nb::object read(const Structure& structure, const nb::list& tensors) const;
+
+ private:
+  using FromPyObject = int (*)(void* py_object, nb::dlpack::dltensor* out);
+
+  [[nodiscard]] bool is_plain(nb::handle tensor) const;
+  [[nodiscard]] bool is_turned(nb::handle tensor, DType dtype) const;
+
+  FromPyObject from_py_object_ = nullptr;
+  std::vector<nb::object> classes_;
+  nb::object is_neg_, is_conj_, untyped_storage_;  // methods of the tensor class
+  nb::object version_, identity_;                  // names of attributes
+};
+
+}  // namespace slackwater::python

@@ -1,0 +1,90 @@
+"""Tensors of PyTorch that look as they did at the save before: what is read of them, and what is looked at again when
+the bytes have left. Import it only when torch is loaded already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _core
+
+Tensor = torch.Tensor
+
+PLAIN_TYPES: frozenset[type] = frozenset(
+    {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter)},
+)
+
+
+class Reading(NamedTuple):
+    """What a save needs of many tensors whose structure is known, in lists with one item for each.
+
+    ``storages`` hold the bytes, even if the parameter is given others (``p.data = x``) meanwhile. ``identities`` tell
+    apart the objects behind the tensors: ``torch.utils.swap_tensors`` puts another one there, with its own version.
+    """
+
+    addresses: list[int]
+    storages: list[Any]
+    versions: list[int]
+    identities: list[int]
+
+
+def _make_reader() -> _core.TensorReader | None:
+    """None: this PyTorch has no table of DLPack functions, and every save looks at its tensors the general way."""
+    try:
+        return _core.TensorReader(Tensor, list(PLAIN_TYPES))
+    except (AttributeError, TypeError):
+        return None
+
+
+_READER = _make_reader()
+
+
+def read_again(structure: _core.Structure, tensors: list[Tensor]) -> Reading | None:
+    """Of tensors that are as the structure says. None if one of them is not, or needs more than a look."""
+    found = None if _READER is None else _READER.read(structure, tensors)
+    return None if found is None else Reading(*found)
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """``_version`` of each; -1 where autograd keeps none (inference tensors)."""
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:
+        return [-1 if t.is_inference() else t._version for t in tensors]
+
+
+def identities(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of the objects behind them."""
+    return [t._cdata for t in tensors]
+
+
+def addresses_now(tensors: Sequence[Tensor]) -> list[int]:
+    """Of tensors that a save took; 0 where one has none any more."""
+    try:
+        return [t.data_ptr() for t in tensors]
+    except RuntimeError:
+        return [address_of(t) for t in tensors]
+
+
+def address_of(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # of layouts and kinds that have none
+        return 0
+
+
+def storage_sizes(held: Sequence[Any]) -> list[int]:
+    """Bytes of each storage, of what a save holds: storages, or tensors."""
+    return [(one if isinstance(one, torch.UntypedStorage) else one.untyped_storage()).nbytes() for one in held]
+
+
+def still_holds(holder: Any, address: int, size_bytes: int) -> bool:
+    """Whether the bytes of a save are where they were, in the storage that is held for them. Where a tensor of our own
+    holds them, its address has changed, and that is the answer."""
+    if not isinstance(holder, torch.UntypedStorage):
+        return False
+    start = holder.data_ptr()
+    return start <= address and address + size_bytes <= start + holder.nbytes()
