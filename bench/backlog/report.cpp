@@ -65,8 +65,8 @@ void print_figures(const BacklogFigures& figures) {
     goals.print(stdout, "    ");
   }
   fmt::print(
-      "\n{} were read back and compared: every byte is right. Small copies that were not counted, because the machine "
-      "held\nthe trainer up: {}.\n",
+      "\n{} were read back and compared: every byte is right.\n"
+      "Small copies that were not counted, because the machine held the trainer up: {}.\n",
       cli::plural(figures.compared, "checkpoint"), figures.held_up);
 }
 
