@@ -1,5 +1,5 @@
 // CopyBudget: how much may be queued on each device ahead of the fence. Where the driver has fewer queues than there
-// are streams (CUDA_DEVICE_MAX_CONNECTIONS), a small copy of the trainer, such as loss.item(), waits behind everything
+// are streams (CUDA_DEVICE_MAX_CONNECTIONS), a small copy of the trainer, such as loss.item(), may wait behind all
 // that was queued before it. This bounds that wait. Where it has enough, turns do (device/cuda/copy_stream.hpp).
 // A chunk that alone is over the limit gets through when nothing else is outstanding, so every snapshot can finish.
 // Owner: Stager. Thread rule: one thread at a time, under the stager's lock.
