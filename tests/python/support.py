@@ -123,14 +123,18 @@ class Line:
         self.step = 0
         self.known = known
 
-    def save_and_change(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.Snapshot:
+    def save(self, state: dict[str, Any]) -> sw.Snapshot:
         if self.known:
             state = {**state, "blocker": self.BLOCKER}
         self.ckpt.save(self.step + 1, state if self.known else {"blocker": self.BLOCKER})
         snapshot = self.ckpt.save(self.step + 2, state)
-        change()
         self.step += 2
         assert snapshot is not None
+        return snapshot
+
+    def save_and_change(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.Snapshot:
+        snapshot = self.save(state)
+        change()
         return snapshot
 
     def torn(self, state: dict[str, Any], change: Callable[[], Any]) -> sw.TornError:

@@ -95,13 +95,11 @@ def free_when_read(line: Line, state: dict[str, Any], free: Callable[[], None]) 
     The copies wait behind the blocker; the lock keeps the keeper thread from sealing the snapshot as soon as they end.
     """
     while True:
-        line.ckpt.save(line.step + 1, {"blocker": line.BLOCKER})
-        snapshot = line.ckpt.save(line.step + 2, state)
-        line.step += 2
-        assert snapshot is not None
+        snapshot = line.save(state)
         with snapshot._settling:
             if snapshot._capture is None:
                 continue  # it came too late
+            assert isinstance(snapshot._capture.held[0], torch.UntypedStorage if line.known else torch.Tensor)
             assert snapshot._core.wait_released(60)
             free()
         try:
