@@ -32,6 +32,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
+  // Starts the thread that waits for device copies. Call it before launch() if the job has any: launch() runs with
+  // SaveJob::mutex held, which the end of a job takes too.
+  [[nodiscard]] Status start_copy_waiter() { return stager_->start_copy_waiter(); }
   // Opens the files and queues the copies. Needs directory, layout and captured sources. `on_drained` is called once,
   // after the last outstanding operation of this job has finished. The caller counts as one operation and must call
   // SaveJob::finish_operation() too. The snapshot tells whether the job failed. `make_room`: as in FileSpec.

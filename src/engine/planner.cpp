@@ -63,6 +63,7 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
   job->snapshot->set_total(job->layout->size_bytes);
   // The first layout tells how large an automatic pool should be.
   SW_ASSIGN(const std::shared_ptr<Pipeline> pipeline, pipelines_.for_save(job->state, *job->layout));
+  if (!job->device_copies.empty()) SW_TRY(pipeline->start_copy_waiter());
   const auto on_drained = [this, job = job.get()] { jobs_.mark_drained(*job); };
   {
     std::lock_guard lock(job->mutex);  // give_up() finds the job either not launched at all or fully launched

@@ -84,6 +84,12 @@ class Stager::Impl {
     copy_waiter_.reset();
   }
 
+  [[nodiscard]] Status start_copy_waiter() {
+    const std::lock_guard lock(mutex_);
+    if (stopping_) return fail(closed_error());
+    return ensure_copy_waiter();
+  }
+
   void enqueue(std::shared_ptr<StageJob> job) {
     if (Status accepted = accept(job); !accepted) {
       job->device_copies.clear();  // as in finish(): on_done may release what the copies read
@@ -123,22 +129,26 @@ class Stager::Impl {
   [[nodiscard]] Status accept(const std::shared_ptr<StageJob>& job) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return fail(closed_error());
-    // Most runs have no device, so the waiter's thread is started only when a job needs it. It must exist before any of
-    // the job's copies is queued: then nothing can keep a queued copy from being waited for.
-    if (!job->device_copies.empty() && !copy_waiter_) {
-      try {
-        copy_waiter_ = std::make_unique<CopyWaiter>();
-      } catch (const std::system_error& trouble) {
-        return fail(ErrorKind::kOutOfMemory,
-                    fmt::format("cannot start a thread to wait for the device's copies ({}); raise the limit on "
-                                "processes (ulimit -u)",
-                                trouble.what()));
-      }
-    }
+    // It must exist before any of the job's copies is queued: then nothing can keep a queued copy from being waited for.
+    if (!job->device_copies.empty()) SW_TRY(ensure_copy_waiter());
     // Without a limit there is no telling how many turns would be queued, and a fence has to wait for all of them.
     if (!budget_.limited()) std::ranges::for_each(job->device_copies, [](const auto& each) { each.copies->at_once(); });
     live_.push_back(std::make_shared<Staging>(job));
     queue_.push_back(live_.back());
+    return {};
+  }
+
+  // Needs mutex_. Most runs have no device, so the waiter's thread is started only when a job needs it.
+  [[nodiscard]] Status ensure_copy_waiter() {
+    if (copy_waiter_) return {};
+    try {
+      copy_waiter_ = std::make_unique<CopyWaiter>();
+    } catch (const std::system_error& trouble) {
+      return fail(ErrorKind::kOutOfMemory,
+                  fmt::format("cannot start a thread to wait for the device's copies ({}); raise the limit on "
+                              "processes (ulimit -u)",
+                              trouble.what()));
+    }
     return {};
   }
 
@@ -368,6 +378,7 @@ Stager::Stager(Pool& pool, StagerOptions options) : impl_(std::make_unique<Impl>
 Stager::~Stager() = default;
 
 void Stager::stop() { impl_->stop(); }
+Status Stager::start_copy_waiter() { return impl_->start_copy_waiter(); }
 void Stager::enqueue(std::shared_ptr<StageJob> job) { impl_->enqueue(std::move(job)); }
 void Stager::queue_all(const std::shared_ptr<StageJob>& job) { impl_->queue_all(job); }
 void Stager::cancel(const std::shared_ptr<StageJob>& job, Error error) { impl_->cancel(job, std::move(error)); }

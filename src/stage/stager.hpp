@@ -82,6 +82,9 @@ class Stager {
   // Afterwards cancel() has no effect, and a job that is enqueued ends at once with kClosed. Idempotent.
   void stop();
 
+  // Starts sw-copy-wait, unless it runs. A caller that holds a lock which on_done takes calls it before it takes that
+  // lock, for a job with device copies: if the thread cannot be started, enqueue() calls on_done itself.
+  [[nodiscard]] Status start_copy_waiter();
   void enqueue(std::shared_ptr<StageJob> job);
   // The fence of this job was called. Its copies, and those of the jobs before it, are queued without a limit from now
   // on, as far as the pool reaches. Does not wait. No effect if they are all queued already.
