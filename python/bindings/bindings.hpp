@@ -32,6 +32,9 @@ void bind_tensor_reader(nb::module_& module);
 void bind_tables(nb::module_& module);
 void bind_engine(nb::module_& module);
 
+// The name of an attribute, made once instead of at every look-up.
+inline nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
+
 // The only place where an Error becomes an exception of slackwater.errors.
 [[nodiscard]] nb::object to_exception(const Error& error);
 [[noreturn]] void raise(const Error& error);

@@ -69,8 +69,6 @@ bool has_fact(const nb::object& object, const nb::object& name, PyObject* fact) 
   return same == 1;
 }
 
-nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
-
 // `facts` are those that tables.local_rows() gives: for each tensor None, or (mesh, placements, tensor_meta, shape).
 nb::object local_tensors(const nb::list& tensors, const nb::list& facts, nb::handle dtensor, const nb::tuple& classes) {
   if (facts.size() != tensors.size()) return nb::none();

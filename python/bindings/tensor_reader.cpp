@@ -50,8 +50,6 @@ nb::object call(const nb::object& method, nb::handle object) {
 
 bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
 
-nb::object interned(const char* text) { return nb::steal(PyUnicode_InternFromString(text)); }
-
 std::optional<int> device_of(const nb::dlpack::dltensor& tensor) {
   if (tensor.device.device_type == nb::device::cpu::value) return kHostDevice;
   if (tensor.device.device_type == nb::device::cuda::value) return tensor.device.device_id;
