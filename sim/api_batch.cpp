@@ -49,7 +49,7 @@ CUresult queue_batch(const char* symbol, const Batch& batch, std::size_t* failed
     for (std::size_t index = 0; index < batch.count; ++index) {
       requests.push_back({.from = batch.from[index], .to = batch.to[index], .width = batch.sizes[index]});
     }
-    return queue_copies(sim, call, stream, requests, failed_copy);
+    return queue_copies(sim, call, stream, requests, failed_copy, true);
   });
 }
 

@@ -65,6 +65,9 @@ CUresult pinned_attribute(Simulator& sim, void* value, CUpointer_attribute attri
 CUresult cuMemAlloc_v2(CUdeviceptr* address, std::size_t size_bytes) {
   return enter("cuMemAlloc_v2", kContext | kUnsafe, [&](Simulator& sim, Call& call) {
     if (address == nullptr || size_bytes == 0) return CUresult::kInvalidValue;
+    if (const CUresult result = sim.spend(call, SWSIM_COST_DEVICE_ALLOC, size_bytes); result != CUresult::kSuccess) {
+      return result;
+    }
     const Device& device = *call.device;
     if (size_bytes > sim.free_bytes(device)) return CUresult::kOutOfMemory;
     const AllocationPtr allocation = sim.memory.allocate(device.ordinal, size_bytes);
@@ -95,6 +98,9 @@ CUresult cuMemGetInfo_v2(std::size_t* free_bytes, std::size_t* total_bytes) {
 CUresult cuMemHostAlloc(void** memory, std::size_t size_bytes, unsigned int flags) {
   return enter("cuMemHostAlloc", kContext | kUnsafe, [&](Simulator& sim, Call& call) {
     if (memory == nullptr || size_bytes == 0 || flags > 7) return CUresult::kInvalidValue;
+    if (const CUresult result = sim.spend(call, SWSIM_COST_HOST_ALLOC, size_bytes); result != CUresult::kSuccess) {
+      return result;
+    }
     void* const mapped = ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return CUresult::kOutOfMemory;
     PinnedRange range{.address = reinterpret_cast<std::uintptr_t>(mapped),
@@ -121,6 +127,9 @@ CUresult cuMemHostRegister_v2(void* memory, std::size_t size_bytes, unsigned int
     const auto address = reinterpret_cast<std::uintptr_t>(memory);
     if (memory == nullptr || size_bytes == 0 || flags > 15) return CUresult::kInvalidValue;
     if (sim.memory.find(address, 1) != nullptr || !is_mapped(address, size_bytes)) return CUresult::kInvalidValue;
+    if (const CUresult result = sim.spend(call, SWSIM_COST_REGISTER, size_bytes); result != CUresult::kSuccess) {
+      return result;
+    }
     PinnedRange range{.address = address,
                       .size_bytes = size_bytes,
                       .device = call.device->ordinal,

@@ -21,6 +21,7 @@ CUresult spoil(Capture& capture, CUresult answer) {
 CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
   return enter("cuStreamCreateWithPriority", kContext, [&](Simulator& sim, Call& call) {
     if (stream == nullptr || (flags & ~kStreamNonBlocking) != 0) return CUresult::kInvalidValue;
+    if (const CUresult result = sim.spend(call, SWSIM_COST_STREAM); result != CUresult::kSuccess) return result;
     const std::uintptr_t handle = sim.new_handle();
     sim.streams.emplace(
         handle, std::make_shared<Stream>(Stream{.device = call.device,
@@ -44,10 +45,7 @@ CUresult cuStreamGetPriority(CUstream stream, int* priority) {
 CUresult cuStreamDestroy_v2(CUstream stream) {
   return enter("cuStreamDestroy_v2", kContext | kCleanup, [&](Simulator& sim, Call&) {
     const auto found = sim.streams.find(reinterpret_cast<std::uintptr_t>(stream));
-    if (found == sim.streams.end()) {
-      ++sim.counts.invalid_handles;
-      return CUresult::kInvalidHandle;
-    }
+    if (found == sim.streams.end()) return sim.bad_handle(stream);
     Stream& going = *found->second;
     sim.abandon_capture(going);
     std::erase_if(going.device->orphans, [](const OpPtr& op) { return op->done; });
@@ -90,6 +88,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     if (waiting == nullptr || awaited == nullptr) return CUresult::kInvalidHandle;
     if (flags != 0) return CUresult::kInvalidValue;
     if (waiting->capture != nullptr || awaited->capture != nullptr) return sim.wait_in_capture(waiting, *awaited);
+    if ((sim.broken & SWSIM_IGNORE_WAITS) != 0) return CUresult::kSuccess;
     return sim.enqueue(call, waiting, {}, nullptr, awaited->record);
   });
 }
@@ -97,6 +96,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
 CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   return enter("cuEventCreate", kContext, [&](Simulator& sim, Call& call) {
     if (event == nullptr || (flags & ~(kEventBlockingSync | kEventDisableTiming)) != 0) return CUresult::kInvalidValue;
+    if (const CUresult result = sim.spend(call, SWSIM_COST_EVENT); result != CUresult::kSuccess) return result;
     const std::uintptr_t handle = sim.new_handle();
     sim.events.emplace(handle, std::make_shared<Event>(Event{.device = call.device, .flags = flags}));
     *event = reinterpret_cast<CUevent>(handle);
@@ -107,8 +107,7 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
 CUresult cuEventDestroy_v2(CUevent event) {
   return enter("cuEventDestroy_v2", kContext | kCleanup, [&](Simulator& sim, Call&) {
     if (sim.events.erase(reinterpret_cast<std::uintptr_t>(event)) == 1) return CUresult::kSuccess;
-    ++sim.counts.invalid_handles;
-    return CUresult::kInvalidHandle;
+    return sim.bad_handle(event);
   });
 }
 

@@ -1,5 +1,5 @@
 // The control interface (sim_cuda.h): the machine, its memory, counters and faults.
-#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <string>
 
@@ -94,11 +94,7 @@ int swsim_write(uint64_t to, const void* from, size_t size_bytes) {
 }
 
 int swsim_take_memory(int device, uint64_t leave_bytes) {
-  return on_device(device, [leave_bytes](Device& found) {
-    found.taken_bytes = 0;
-    const std::uint64_t free = simulator().free_bytes(found);
-    found.taken_bytes = free - std::min(free, leave_bytes);
-  });
+  return on_device(device, [leave_bytes](Device& found) { found.take_memory(leave_bytes); });
 }
 
 int swsim_release_memory(int device) {
@@ -156,11 +152,7 @@ int swsim_fail_copy(int device, uint64_t nth, int code) {
 }
 
 int swsim_stall_copies(int device, int mode) {
-  return on_device(device, [=](Device& found) {
-    found.stall = mode;
-    if (mode == SWSIM_STALL_OFF) found.released_at = Clock::now();
-    found.wake();
-  });
+  return on_device(device, [=](Device& found) { found.set_stall(mode); });
 }
 
 int swsim_wait_begun(int device, int direction, uint64_t copies) {
@@ -174,4 +166,62 @@ int swsim_wait_begun(int device, int direction, uint64_t copies) {
 
 int swsim_lose_device(int device) {
   return on_device(device, [](Device& found) { found.fail(CUresult::kUnknown); });
+}
+
+int swsim_set_cost(int cost, uint64_t call_ns, uint64_t ns_per_mib) {
+  if (cost < 0 || cost >= SWSIM_COSTS) return static_cast<int>(CUresult::kInvalidValue);
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.driver_lock.set_cost(cost, {.call_ns = call_ns, .ns_per_mib = ns_per_mib});
+  return 0;
+}
+
+void swsim_set_driver_lock(int on) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.driver_lock.set_exclusive(on != 0);
+}
+
+void swsim_driver_lock(swsim_lock_stats* stats) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  *stats = sim.driver_lock.stats();
+}
+
+void swsim_crash_on_bad_handles(int on) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.crash_on_bad_handles = on != 0;
+}
+
+void swsim_break(unsigned faults) {
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  sim.broken = faults;
+}
+
+int swsim_flip_copies(int device, uint64_t every) {
+  return on_device(device, [=](Device& found) {
+    found.flip_every = every;
+    found.flip_count = 0;
+  });
+}
+
+int swsim_set(const char* settings) {
+  const auto parsed = Settings::parse(settings);
+  Simulator& sim = simulator();
+  const std::lock_guard lock(sim.mutex);
+  if (parsed.has_value() && parsed->device_count() > 0) return static_cast<int>(CUresult::kNotPermitted);
+  if (!parsed.has_value()) {
+    std::fprintf(stderr, "swsim: swsim_set: %s\n", parsed.error().c_str());
+    return static_cast<int>(CUresult::kInvalidValue);
+  }
+  if (sim.device_at(0) == nullptr) return static_cast<int>(CUresult::kNoDevice);
+  if (sim.device_at(parsed->highest_device()) == nullptr && parsed->highest_device() >= 0) {
+    return static_cast<int>(CUresult::kInvalidDevice);
+  }
+  parsed->apply_to(sim);
+  for (const auto& device : sim.devices) parsed->apply_to(*device);
+  sim.notify_progress();
+  return 0;
 }

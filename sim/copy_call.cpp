@@ -48,7 +48,7 @@ struct Group {
 
 class CopyGroups {
  public:
-  CopyGroups(Simulator& sim, const Stream& stream) : sim_(sim), stream_(stream) {}
+  CopyGroups(Simulator& sim, const Stream& stream, bool wrong) : sim_(sim), stream_(stream), wrong_(wrong) {}
 
   [[nodiscard]] CUresult add(const CopyRequest& request) {
     if (request.width == 0 || request.height == 0) return CUresult::kSuccess;
@@ -119,13 +119,14 @@ class CopyGroups {
     std::ranges::shuffle(group.parts, sim_.shuffle);
     tasks.push_back(
         {.engine = engine,
-         .work = std::make_unique<CopyWork>(std::move(group.parts), std::move(locks), std::move(group.held)),
+         .work = std::make_unique<CopyWork>(std::move(group.parts), std::move(locks), std::move(group.held), wrong_),
          .copy_bytes = group.bytes,
          .pageable = is_pageable});
   }
 
   Simulator& sim_;
   const Stream& stream_;
+  const bool wrong_;  // every copy delivers a wrong byte
   Group within_;      // a device, or between devices
   Group to_host_[2];  // pinned, pageable
   Group to_device_[2];
@@ -134,11 +135,11 @@ class CopyGroups {
 }  // namespace
 
 CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream, const std::vector<CopyRequest>& requests,
-                      std::size_t* failed) {
+                      std::size_t* failed, bool batch) {
   const StreamPtr found = sim.stream_of(call, stream);
   if (found == nullptr) return CUresult::kInvalidHandle;
   if (found->device->failed()) return found->device->error;
-  CopyGroups groups(sim, *found);
+  CopyGroups groups(sim, *found, batch && (sim.broken & SWSIM_WRONG_BATCHES) != 0);
   for (std::size_t index = 0; index < requests.size(); ++index) {
     if (const CUresult result = groups.add(requests[index]); result != CUresult::kSuccess) {
       if (failed != nullptr) *failed = index;

@@ -28,8 +28,9 @@ struct CopyRequest {
 
 // Queues the copies after everything on the stream, without order among themselves. On return, pageable sources have
 // been read and pageable destinations have been written. All or nothing: `failed`, if given, gets the index of the
-// first copy that is refused.
+// first copy that is refused. `batch`: the call was one for batches, which may be broken (swsim_break).
 [[nodiscard]] CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream,
-                                    const std::vector<CopyRequest>& requests, std::size_t* failed = nullptr);
+                                    const std::vector<CopyRequest>& requests, std::size_t* failed = nullptr,
+                                    bool batch = false);
 
 }  // namespace slackwater::sim

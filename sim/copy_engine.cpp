@@ -65,6 +65,7 @@ Duration CopyEngine::duration_of(const Op& op) const {
 void CopyEngine::copy(std::unique_lock<std::mutex>& lock, Op& op) {
   const Duration duration = duration_of(op);
   const cuda::CUresult fault = device_.take_copy_fault();
+  const bool flip = kind_ == EngineKind::kDeviceToHost && device_.take_flip();
   const TimePoint begun = Clock::now();
   TimePoint deadline = std::max({free_at_, op.ready_at, device_.released_at}) + duration;
   lock.unlock();
@@ -77,6 +78,7 @@ void CopyEngine::copy(std::unique_lock<std::mutex>& lock, Op& op) {
   if (arrived && !device_.failed()) {
     lock.unlock();
     (void)op.work->finish();
+    if (flip) op.work->spoil_a_byte(op.sequence);
     lock.lock();
     stats_.bytes += op.copy_bytes;
   }

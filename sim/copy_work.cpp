@@ -28,8 +28,8 @@ class LockAll {
 }  // namespace
 
 CopyWork::CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks,
-                   std::vector<std::shared_ptr<const void>> held)
-    : parts_(std::move(parts)), locks_(std::move(locks)), held_(std::move(held)) {}
+                   std::vector<std::shared_ptr<const void>> held, bool wrong)
+    : parts_(std::move(parts)), locks_(std::move(locks)), held_(std::move(held)), wrong_(wrong) {}
 
 void CopyWork::begin() {
   for (const CopyPart& part : parts_) {
@@ -50,8 +50,20 @@ cuda::CUresult CopyWork::finish() {
     } else {
       move_bytes(part, tiny ? 0 : part.width / 2, part.width);
     }
+    if (wrong_) flip(part, part.size_bytes() / 2);
   }
   return cuda::CUresult::kSuccess;
+}
+
+void CopyWork::spoil_a_byte(std::uint64_t seed) {
+  const std::uint64_t anywhere = seed * 0x9e37'79b9'7f4a'7c15u;
+  const CopyPart& part = parts_[anywhere % parts_.size()];
+  flip(part, (anywhere >> 16) % part.size_bytes());
+}
+
+void CopyWork::flip(const CopyPart& part, std::size_t index) const {
+  const LockAll locked(locks_);
+  part.to[index / part.width * part.to_pitch + index % part.width] ^= std::byte{0xff};
 }
 
 void CopyWork::move_rows(const CopyPart& part, std::size_t first, std::size_t end) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -30,18 +31,23 @@ class CopyWork final : public Work {
  public:
   // `locks` are those of the devices whose memory is touched, in the order of devices and without repetition. `held` is
   // what must stay alive until the copy is done.
-  CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<std::shared_ptr<const void>> held);
+  // With `wrong`, one byte of every part arrives changed.
+  CopyWork(std::vector<CopyPart> parts, std::vector<std::mutex*> locks, std::vector<std::shared_ptr<const void>> held,
+           bool wrong);
 
   void begin() override;
   [[nodiscard]] cuda::CUresult finish() override;
+  void spoil_a_byte(std::uint64_t seed) override;  // of one part
 
  private:
   void move_rows(const CopyPart& part, std::size_t first, std::size_t end) const;
   void move_bytes(const CopyPart& part, std::size_t first, std::size_t end) const;
+  void flip(const CopyPart& part, std::size_t index) const;
 
   const std::vector<CopyPart> parts_;
   const std::vector<std::mutex*> locks_;
   const std::vector<std::shared_ptr<const void>> held_;
+  const bool wrong_;
 };
 
 }  // namespace slackwater::sim

@@ -35,6 +35,18 @@ cuda::CUresult Device::take_copy_fault() {
   return code;
 }
 
+void Device::take_memory(std::uint64_t leave_bytes) {
+  taken_bytes = 0;
+  const std::uint64_t free = simulator.free_bytes(*this);
+  taken_bytes = free - std::min(free, leave_bytes);
+}
+
+void Device::set_stall(int mode) {
+  stall = mode;
+  if (mode == SWSIM_STALL_OFF) released_at = Clock::now();
+  wake();
+}
+
 Duration transfer_time(std::uint64_t bytes, std::uint64_t bytes_per_s, std::uint64_t latency_ns) {
   double nanoseconds = static_cast<double>(latency_ns);
   if (bytes_per_s > 0) nanoseconds += static_cast<double>(bytes) * 1e9 / static_cast<double>(bytes_per_s);

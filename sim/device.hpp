@@ -74,6 +74,10 @@ struct Device {
   void wake();
   // The error with which the copy that begins now must fail.
   [[nodiscard]] cuda::CUresult take_copy_fault();
+  // Whether the copy to the host that begins now must deliver a wrong byte.
+  [[nodiscard]] bool take_flip() { return flip_every > 0 && ++flip_count % flip_every == 0; }
+  void take_memory(std::uint64_t leave_bytes);
+  void set_stall(int mode);
 
   Simulator& simulator;
   const int ordinal;
@@ -99,6 +103,8 @@ struct Device {
     cuda::CUresult code;
   };
   std::vector<CopyFault> copy_faults;
+  std::uint64_t flip_every = 0;  // copies to the host; 0: none
+  std::uint64_t flip_count = 0;
 };
 
 // If `bytes_per_s` is 0, only the latency counts.

@@ -97,6 +97,29 @@ SWSIM_API int swsim_engine(int device, int direction, swsim_engine_stats* stats)
 SWSIM_API int64_t swsim_event_time_ns(void* event);
 SWSIM_API int64_t swsim_now_ns(void); /* CLOCK_MONOTONIC */
 
+/* --- what calls cost on the host ---------------------------------------------------------------------------------- */
+
+enum {
+  SWSIM_COST_REGISTER = 0, /* cuMemHostRegister */
+  SWSIM_COST_HOST_ALLOC,   /* cuMemHostAlloc */
+  SWSIM_COST_DEVICE_ALLOC, /* cuMemAlloc */
+  SWSIM_COST_STREAM,       /* cuStreamCreate */
+  SWSIM_COST_EVENT,        /* cuEventCreate */
+  SWSIM_COSTS
+};
+/* How long a call takes; default 0. A call that is under way ends when the new cost says so. */
+SWSIM_API int swsim_set_cost(int cost, uint64_t call_ns, uint64_t ns_per_mib);
+/* Whether such a call holds a lock that every other call waits for, except for versions and names of errors. Default 1.
+ * Devices go on meanwhile. */
+SWSIM_API void swsim_set_driver_lock(int on);
+typedef struct swsim_lock_stats {
+  uint64_t held_ns, longest_hold_ns; /* simulated */
+  uint64_t waiting;                  /* calls that wait for the lock now */
+  uint64_t waits;                    /* calls that have waited */
+  uint64_t longest_wait_ns;          /* of one call, until the lock's holder was due to end */
+} swsim_lock_stats;
+SWSIM_API void swsim_driver_lock(swsim_lock_stats* stats);
+
 /* --- faults ------------------------------------------------------------------------------------------------------- */
 
 /* The nth call of `symbol` from now (1: the next) does nothing and returns `code`. With `sticky`, so does every later
@@ -112,6 +135,25 @@ SWSIM_API int swsim_stall_copies(int device, int mode);
 SWSIM_API int swsim_wait_begun(int device, int direction, uint64_t copies);
 /* Loses the device: everything queued ends unfinished, and every call on its context returns CUDA_ERROR_UNKNOWN. */
 SWSIM_API int swsim_lose_device(int device);
+
+/* On: a call with a destroyed or unknown stream or event ends the process with SIGSEGV, as the real driver may. NULL is
+ * refused as before. Default off: the call returns CUDA_ERROR_INVALID_HANDLE. */
+SWSIM_API void swsim_crash_on_bad_handles(int on);
+
+/* --- a broken driver or device, for health checks ---------------------------------------------------------------- */
+
+enum {
+  SWSIM_IGNORE_WAITS = 1, /* cuStreamWaitEvent returns success, but orders nothing; captures are not affected */
+  SWSIM_WRONG_BATCHES = 2 /* each copy of a batch delivers one wrong byte; single copies are right */
+};
+/* Sets what is broken; combine with |. 0: nothing. */
+SWSIM_API void swsim_break(unsigned faults);
+/* Every nth copy to the host from now on delivers one wrong byte, without an error. A batch is one copy. 0: none. */
+SWSIM_API int swsim_flip_copies(int device, uint64_t every);
+
+/* Changes settings by a text, as the environment variable SWSIM_CONFIG does at the first use of the driver: see
+ * README.md for the keys. All or nothing. A wrong text prints one line and returns CUDA_ERROR_INVALID_VALUE. */
+SWSIM_API int swsim_set(const char* settings);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <system_error>
 #include <utility>
@@ -48,6 +50,8 @@ ThreadState& Simulator::this_thread() const {
 
 CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
   ++calls[symbol];
+  read_settings();
+  if ((needs & kInit) != 0) driver_lock.wait(call.lock);
   if (deinitialized) return CUresult::kDeinitialized;
   if (!call.thread.contexts.empty()) call.device = device_of(call.thread.contexts.back());
 
@@ -69,7 +73,24 @@ CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
   return (needs & kUnsafe) != 0 ? check_unsafe(call.thread) : CUresult::kSuccess;
 }
 
+CUresult Simulator::spend(Call& call, int cost, std::uint64_t size_bytes) {
+  driver_lock.spend(call.lock, cost, size_bytes);
+  return call.device->error;
+}
+
+void Simulator::read_settings() {
+  if (settings_.has_value()) return;
+  const char* const text = std::getenv("SWSIM_CONFIG");
+  auto parsed = Settings::parse(text != nullptr ? text : "");
+  settings_wrong_ = !parsed.has_value();
+  if (settings_wrong_) std::fprintf(stderr, "swsim: SWSIM_CONFIG: %s\n", parsed.error().c_str());
+  settings_ = parsed.value_or(Settings());
+  settings_->apply_to(*this);
+}
+
 void Simulator::make_devices(int count) {
+  read_settings();
+  if (count <= 0) count = settings_->device_count();
   if (count <= 0) {
     const char* const text = std::getenv("SWSIM_DEVICES");
     count = text != nullptr ? std::atoi(text) : 1;
@@ -77,13 +98,19 @@ void Simulator::make_devices(int count) {
   devices.clear();
   for (int ordinal = 0; ordinal < std::clamp(count, 0, kMaxDevices); ++ordinal) {
     devices.push_back(std::make_unique<Device>(*this, ordinal));
+    settings_->apply_to(*devices.back());
   }
 }
 
 CUresult Simulator::init() {
   if (initialized) return CUresult::kSuccess;
+  if (settings_wrong_) return CUresult::kInvalidValue;
   if (devices.empty()) make_devices(0);
   if (devices.empty()) return CUresult::kNoDevice;
+  if (settings_->highest_device() >= static_cast<int>(devices.size())) {
+    std::fprintf(stderr, "swsim: SWSIM_CONFIG: there is no device %d\n", settings_->highest_device());
+    return CUresult::kInvalidValue;
+  }
   if (!threads_.empty()) return CUresult::kOperatingSystem;  // an earlier call could not start all of them
   try {
     for (const auto& device : devices) {
@@ -107,6 +134,7 @@ void Simulator::stop() {
     stopping = true;
     for (const auto& device : devices) device->wake();
     progress_.notify_all();
+    driver_lock.wake();
     threads.swap(threads_);
   }
 }
@@ -124,6 +152,10 @@ void Simulator::forget_everything() {
   counts = {};
   calls.clear();
   call_faults.clear();
+  crash_on_bad_handles = false;
+  broken = 0;
+  driver_lock.reset();
+  settings_.reset();
   initialized = false;
   stopping = false;
   owner_ = 0;
@@ -173,15 +205,24 @@ StreamPtr Simulator::stream_of(const Call& call, cuda::CUstream handle) {
   }
   const auto found = streams.find(number);
   if (found != streams.end()) return found->second;
-  ++counts.invalid_handles;
+  bad_handle(handle);
   return nullptr;
 }
 
 EventPtr Simulator::event_of(cuda::CUevent handle) {
   const auto found = events.find(reinterpret_cast<std::uintptr_t>(handle));
   if (found != events.end()) return found->second;
-  ++counts.invalid_handles;
+  bad_handle(handle);
   return nullptr;
+}
+
+CUresult Simulator::bad_handle(const void* handle) {
+  ++counts.invalid_handles;
+  if (crash_on_bad_handles && handle != nullptr) {
+    (void)::raise(SIGSEGV);  // a handle of the real driver is the address of its object
+    std::abort();            // somebody ignores the signal
+  }
+  return CUresult::kInvalidHandle;
 }
 
 }  // namespace slackwater::sim

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -23,7 +24,9 @@
 #include "device/cuda/abi.hpp"
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
+#include "sim/driver_lock.hpp"
 #include "sim/host_memory.hpp"
+#include "sim/settings.hpp"
 #include "sim/sim_cuda.h"
 #include "sim/work.hpp"
 
@@ -68,10 +71,13 @@ class Simulator {
   // --- calls ---
   // Counts the call, and refuses it if the driver would or if a test asked for a fault.
   [[nodiscard]] CUresult admit(const char* symbol, unsigned needs, Call& call);
+  // Takes as long as the call costs (SWSIM_COST_...). Returns the device's error if it failed meanwhile.
+  [[nodiscard]] CUresult spend(Call& call, int cost, std::uint64_t size_bytes = 0);
   [[nodiscard]] bool forked() const;  // in a child: the driver is unusable there
   [[nodiscard]] ThreadState& this_thread() const;
 
   // --- life ---
+  void read_settings();           // SWSIM_CONFIG; does nothing if called again
   void make_devices(int count);   // before init(); 0: take the number from the environment
   [[nodiscard]] CUresult init();  // starts the threads; does nothing if called again
   void stop();                    // joins the threads; call it without the lock
@@ -87,6 +93,7 @@ class Simulator {
   [[nodiscard]] Device* device_of(cuda::CUcontext context);
   [[nodiscard]] StreamPtr stream_of(const Call& call, cuda::CUstream handle);
   [[nodiscard]] EventPtr event_of(cuda::CUevent handle);
+  CUresult bad_handle(const void* handle);  // counts it; ends the process if a test asked for that
 
   // --- work ---
   // Queues tasks after everything on the stream, without order among themselves. No task: queues a marker. `queued`
@@ -121,6 +128,7 @@ class Simulator {
   std::unordered_map<std::uintptr_t, EventPtr> events;
   std::set<std::uintptr_t> graphs;
   std::vector<CapturePtr> captures;  // in progress
+  DriverLock driver_lock{stopping};
   DeviceMemory memory;
   HostMemory host;
   swsim_counts counts{};  // except for those that are sizes of something above
@@ -132,6 +140,8 @@ class Simulator {
     bool sticky;
   };
   std::vector<CallFault> call_faults;
+  bool crash_on_bad_handles = false;
+  unsigned broken = 0;  // what does not work: SWSIM_IGNORE_WAITS and others
   std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:
@@ -143,6 +153,8 @@ class Simulator {
   std::condition_variable progress_;  // a watched op is done
   std::vector<std::jthread> threads_;
   std::atomic<pid_t> owner_{0};
+  std::optional<Settings> settings_;  // of the environment, once read; empty if they are wrong
+  bool settings_wrong_ = false;
   std::uint64_t generation_ = 1;
   std::uintptr_t next_handle_ = 0x5157'0000'0000;  // never reused, never a valid address
   std::uint64_t next_sequence_ = 0;

@@ -29,6 +29,7 @@ class Work {
   virtual ~Work() = default;
   virtual void begin() = 0;
   [[nodiscard]] virtual cuda::CUresult finish() = 0;
+  virtual void spoil_a_byte(std::uint64_t /*seed*/) {}  // after finish(): what a faulty bus would do
 };
 
 // How much of a stream is not done yet. Shared by the stream and its ops, because ops outlive a destroyed stream.
