@@ -50,8 +50,8 @@ struct Part {
   const char* section;
   int seconds;  // it may take
 };
-constexpr Part kParts[] = {{"machine", "machine", 15}, {"storage", "storage", 120}, {"host", "copies", 90},
-                           {"driver", "device", 30}};
+constexpr Part kParts[] = {
+    {"machine", "machine", 15}, {"storage", "storage", 120}, {"host", "copies", 90}, {"driver", "device", 30}};
 constexpr Part kGpuPart{"gpu", "device", 120};
 
 // Runs one part in this process. Its lines go to stdout.
@@ -104,7 +104,9 @@ class Doctor {
     if (::mkdtemp(settings_.scratch.data()) == nullptr) {
       const int why = errno;
       settings_.scratch.clear();
-      add({.section = "storage", .name = "directory", .verdict = Verdict::kFail,
+      add({.section = "storage",
+           .name = "directory",
+           .verdict = Verdict::kFail,
            .figure = fmt::format("cannot make a subdirectory of {}: {}", settings_.directory, std::strerror(why)),
            .remedy = "choose a directory that you may write to"});
     } else {
@@ -128,9 +130,17 @@ class Doctor {
 
   void run_part(const Part& part, const std::string& worker) {
     if (signals_.received() != 0) return;
-    std::vector<std::string> command{"/proc/self/exe", "doctor",        settings_.directory,   "--worker",
-                                     worker,           "--scratch",     settings_.scratch,     "--state-bytes",
-                                     fmt::format("{}", settings_.state_bytes), "--keep", fmt::format("{}", settings_.keep)};
+    std::vector<std::string> command{"/proc/self/exe",
+                                     "doctor",
+                                     settings_.directory,
+                                     "--worker",
+                                     worker,
+                                     "--scratch",
+                                     settings_.scratch,
+                                     "--state-bytes",
+                                     fmt::format("{}", settings_.state_bytes),
+                                     "--keep",
+                                     fmt::format("{}", settings_.keep)};
     if (settings_.cuda_driver_given) command.insert(command.end(), {"--cuda-driver", settings_.cuda_driver});
     if (settings_.quick) command.emplace_back("--quick");
     const std::chrono::seconds limit(settings_.quick ? std::min(part.seconds, 30) : part.seconds);
@@ -144,7 +154,9 @@ class Doctor {
       return true;
     });
     if (end.fine() || end.interrupted) return;
-    add({.section = part.section, .name = fmt::format("{} checks", worker), .verdict = Verdict::kFail,
+    add({.section = part.section,
+         .name = fmt::format("{} checks", worker),
+         .verdict = Verdict::kFail,
          .figure = fmt::format("{}, after the check \"{}\" {}",
                                end.timed_out ? fmt::format("did not end within {} s", limit.count()) : end.text(),
                                last_check, end.error_tail),

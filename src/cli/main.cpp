@@ -28,7 +28,8 @@ Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 w
 that can be read.)";
 
 int run(int argc, char** argv) {
-  CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints, and checks machines for them.", "slackwater");
+  CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints, and checks machines for them.",
+                  "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);

@@ -18,9 +18,9 @@ namespace slackwater {
 class Scratch {
  public:
   virtual ~Scratch() = default;
-  [[nodiscard]] virtual std::string name() const = 0;                    // "host memory", "cuda:0"
-  [[nodiscard]] virtual int device() const = 0;                          // as in Tensor::device
-  [[nodiscard]] virtual std::vector<StreamRef> streams() const = 0;      // empty for the host
+  [[nodiscard]] virtual std::string name() const = 0;                // "host memory", "cuda:0"
+  [[nodiscard]] virtual int device() const = 0;                      // as in Tensor::device
+  [[nodiscard]] virtual std::vector<StreamRef> streams() const = 0;  // empty for the host
   [[nodiscard]] virtual Result<std::byte*> allocate(std::uint64_t size_bytes) = 0;
   // Host memory that copies to and from the device run at full speed with.
   [[nodiscard]] virtual Result<std::byte*> allocate_pinned(std::uint64_t size_bytes) = 0;

@@ -25,9 +25,7 @@ Verdict at_most(double value, Band band) {
   return value > band.fail ? Verdict::kFail : value > band.warn ? Verdict::kWarn : Verdict::kPass;
 }
 
-Verdict soften(Verdict verdict, bool quick) {
-  return quick && verdict == Verdict::kFail ? Verdict::kWarn : verdict;
-}
+Verdict soften(Verdict verdict, bool quick) { return quick && verdict == Verdict::kFail ? Verdict::kWarn : verdict; }
 
 std::string_view verdict_name(Verdict verdict) {
   switch (verdict) {
@@ -40,13 +38,10 @@ std::string_view verdict_name(Verdict verdict) {
 }
 
 OrderedJson check_json(const Check& check) {
-  return {{"section", check.section},
-          {"check", check.name},
-          {"status", std::string(verdict_name(check.verdict))},
-          {"figure", check.figure},
-          {"threshold", check.threshold},
-          {"remedy", check.remedy},
-          {"rank", check.rank}};
+  return {
+      {"section", check.section}, {"check", check.name},          {"status", std::string(verdict_name(check.verdict))},
+      {"figure", check.figure},   {"threshold", check.threshold}, {"remedy", check.remedy},
+      {"rank", check.rank}};
 }
 
 std::optional<Check> parse_check(std::string_view line) {

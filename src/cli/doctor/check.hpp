@@ -17,8 +17,8 @@ namespace slackwater::cli::doctor {
 enum class Verdict : std::uint8_t { kPass, kWarn, kFail, kSkip };
 
 struct Check {
-  std::string section;    // "machine"
-  std::string name;       // "memlock"
+  std::string section;  // "machine"
+  std::string name;     // "memlock"
   Verdict verdict = Verdict::kPass;
   std::string figure;     // what was found
   std::string threshold;  // what is wanted

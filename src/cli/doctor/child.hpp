@@ -33,8 +33,8 @@ struct ChildEnd {
   bool timed_out = false;
   bool interrupted = false;  // by a held signal
   int exit_code = -1;
-  int signal = 0;           // that ended it
-  std::string error_tail;   // the last of what it wrote to stderr
+  int signal = 0;          // that ended it
+  std::string error_tail;  // the last of what it wrote to stderr
   [[nodiscard]] bool fine() const { return started && !timed_out && !interrupted && signal == 0 && exit_code == 0; }
   [[nodiscard]] std::string text() const;  // "ended with signal 11 (Segmentation fault)"
 };

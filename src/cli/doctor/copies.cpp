@@ -17,10 +17,11 @@ namespace {
 
 constexpr std::uint64_t kSpeedBytes = 512ull << 20;
 constexpr std::uint64_t kQuickSpeedBytes = 32ull << 20;
-constexpr std::uint64_t kSmallBytes = 4096;            // what loss.item() moves, and a little more
-constexpr std::uint64_t kHostCallBytes = 1ull << 20;   // a copy that a data loader makes
+constexpr std::uint64_t kSmallBytes = 4096;           // what loss.item() moves, and a little more
+constexpr std::uint64_t kHostCallBytes = 1ull << 20;  // a copy that a data loader makes
 constexpr std::size_t kIdleCalls = 200;
-constexpr std::size_t kFewestCalls = 50;               // while copying, for a p99 worth its name
+constexpr std::size_t kFewestCalls = 100;  // while copying, for a p99 worth its name
+constexpr std::size_t kQuickCalls = 10;
 constexpr int kMostSaves = 6;
 
 struct Speeds {
@@ -49,15 +50,17 @@ class SpeedRun {
     SW_TRY(engine->wait_prepared(settings_.patience()));
 
     Speeds speeds;
-    const int pairs = settings_.quick ? 1 : 3;
+    const int pairs = settings_.quick ? 1 : 5;
     for (int pair = 0; pair < pairs; ++pair) {
       SW_ASSIGN(const double raw, bare_copy());
       SW_ASSIGN(const double ours, engine_copy(*engine));
       speeds.rates.raw.push_back(raw);
       speeds.rates.ours.push_back(ours);
     }
-    for (std::size_t i = 0; i < kIdleCalls; ++i) SW_TRY(call(speeds.small_copy.idle, speeds.launch.idle));
-    for (int save = 0; save < kMostSaves && speeds.small_copy.copying.size() < kFewestCalls; ++save) {
+    const std::size_t idle_calls = settings_.quick ? kQuickCalls : kIdleCalls;
+    for (std::size_t i = 0; i < idle_calls; ++i) SW_TRY(call(speeds.small_copy.idle, speeds.launch.idle));
+    const std::size_t fewest = settings_.quick ? kQuickCalls : kFewestCalls;
+    for (int save = 0; save < kMostSaves && speeds.small_copy.copying.size() < fewest; ++save) {
       SW_ASSIGN(auto snapshot, engine->save(step_++, state()));
       // No fence: copies go on by themselves, and the trainer's calls come in between.
       while (snapshot->progress().level < Level::kStaged && !snapshot->progress().failed)
@@ -141,9 +144,9 @@ Check latency_check(std::string name, const Latencies& latencies, Band p99_ms, b
   Check check{.section = "interference", .name = std::move(name)};
   const double p99 = percentile(latencies.copying, 0.99);
   const double idle_p99 = percentile(latencies.idle, 0.99);
-  check.figure = fmt::format("p50 {}, p99 {} while copying; {} and {} idle",
-                             milliseconds_text(median(latencies.copying)), milliseconds_text(p99),
-                             milliseconds_text(median(latencies.idle)), milliseconds_text(idle_p99));
+  check.figure =
+      fmt::format("p50 {}, p99 {} while copying; {} and {} idle", milliseconds_text(median(latencies.copying)),
+                  milliseconds_text(p99), milliseconds_text(median(latencies.idle)), milliseconds_text(idle_p99));
   check.threshold = fmt::format("p99 of {}", milliseconds_text(p99_ms.warn));
   check.verdict = soften(at_most(p99, p99_ms), quick);
   if (latencies.copying.empty()) {

@@ -73,13 +73,13 @@ Check register_check(const Settings& settings, cuda::CudaScratch& scratch, std::
   for (std::byte* const slab : registered) scratch.unregister_host(slab);
   if (!status) {
     check.verdict = Verdict::kFail;
-    check.figure = fmt::format("refused after {}: {}", format_bytes(registered.size() * kSlabBytes),
-                               status.error().to_string());
+    check.figure =
+        fmt::format("refused after {}: {}", format_bytes(registered.size() * kSlabBytes), status.error().to_string());
     check.remedy = "copies still work, but slowly: raise the memory limits of the container, or set a smaller pool";
     return check;
   }
-  check.figure = fmt::format("{:.2f} GB/s, slowest call of {} {:.2f} ms", gigabytes_per_second, registered.size(),
-                             slowest);
+  check.figure =
+      fmt::format("{:.2f} GB/s, slowest call of {} {:.2f} ms", gigabytes_per_second, registered.size(), slowest);
   if (gigabytes_per_second < kRegisterGbs || slowest > kRegisterSlowestMs) {
     check.verdict = Verdict::kWarn;
     check.remedy = "call prepare(state) before training, so that no step waits for the pool";
@@ -114,8 +114,8 @@ Check driver_check(const Result<cuda::DriverFacts>& driver, const VisibleGpus& g
     const std::string why = driver ? "the driver shows no device (CUDA_VISIBLE_DEVICES?)" : driver.error().to_string();
     if (gpus.nvidia > 0 || named_by_user) {
       check.verdict = Verdict::kFail;
-      check.figure = gpus.nvidia > 0 ? fmt::format("{}, but: {}", plural(static_cast<std::uint64_t>(gpus.nvidia),
-                                                                        "NVIDIA GPU"), why)
+      check.figure = gpus.nvidia > 0 ? fmt::format("{}, but: {}",
+                                                   plural(static_cast<std::uint64_t>(gpus.nvidia), "NVIDIA GPU"), why)
                                      : why;
       check.threshold = "a driver that can be used";
       check.remedy = "nvidia-smi must work first; in a container, pass the GPUs on (docker run --gpus all)";
@@ -221,7 +221,8 @@ Check touch_check(const Settings& settings, std::uint64_t usable_bytes) {
                              plural(threads.size(), "thread"), slowest * 1e3);
   if (gigabytes_per_second < kTouchGbs) {
     check.verdict = Verdict::kWarn;
-    check.remedy = "call prepare(state) before training; memory may be fragmented (echo 1 > /proc/sys/vm/compact_memory)";
+    check.remedy =
+        "call prepare(state) before training; memory may be fragmented (echo 1 > /proc/sys/vm/compact_memory)";
   }
   return check;
 }
@@ -259,7 +260,8 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
     emit({.section = "copies", .name = name, .verdict = Verdict::kSkip, .figure = "too little of its memory is free"});
     return;
   }
-  if (const Status works = probe(*scratch, settings.patience()); !works) return give_up("copy and back", works.error());
+  if (const Status works = probe(*scratch, Settings::short_patience()); !works)
+    return give_up("copy and back", works.error());
   scratch->free_all();
 
   const std::uint64_t most_bytes = std::min(facts->free_bytes / 4, usable_host_bytes / 8);
@@ -279,7 +281,8 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
     });
     // A device that hangs or is lost fails everything that follows. Freeing its memory could hang, too.
     if (!healthy) {
-      if (const Status works = probe(*scratch, settings.patience() / 3); !works) return give_up("copy and back", works.error());
+      const Status works = probe(*scratch, Settings::short_patience());
+      if (!works) return give_up("copy and back", works.error());
     }
     scratch->free_all();
   }

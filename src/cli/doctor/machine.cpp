@@ -140,7 +140,7 @@ Check kernel_check(std::string_view release) {
 }
 
 Check io_uring_check(std::string_view why, std::optional<int> disabled, int seccomp) {
-  Check check{.section = kMachine, .name = "io_uring", .figure = "usable", .threshold = "usable"};
+  Check check{.section = kMachine, .name = "io_uring", .figure = "usable"};
   if (why.empty()) return check;
   // It works without, at the cost of processor time.
   check.verdict = Verdict::kWarn;
@@ -149,8 +149,9 @@ Check io_uring_check(std::string_view why, std::optional<int> disabled, int secc
     check.remedy = "sysctl -w kernel.io_uring_disabled=0";
   } else if (seccomp > 0) {
     check.figure = "not usable, a seccomp filter of this container forbids it; worker threads write instead";
-    check.remedy = "allow io_uring_setup, io_uring_enter and io_uring_register, as in "
-                   "docker run --security-opt seccomp=unconfined";
+    check.remedy =
+        "allow io_uring_setup, io_uring_enter and io_uring_register, as in "
+        "docker run --security-opt seccomp=unconfined";
   } else {
     check.figure = fmt::format("not usable: {}; worker threads write instead", why);
     check.remedy = "Linux 5.11 or newer has it, unless a security module forbids it";
@@ -159,14 +160,16 @@ Check io_uring_check(std::string_view why, std::optional<int> disabled, int secc
 }
 
 Check memlock_check(std::uint64_t limit_bytes, bool exempt, std::uint64_t pool_bytes) {
-  Check check{.section = kMachine, .name = "memlock", .threshold = fmt::format("{}, the pool", format_bytes(pool_bytes))};
+  Check check{
+      .section = kMachine, .name = "memlock", .threshold = fmt::format("{}, the pool", format_bytes(pool_bytes))};
   check.figure = limit_bytes == kUnlimited ? "unlimited" : format_bytes(limit_bytes);
   if (exempt && limit_bytes != kUnlimited) {
     check.figure += ", which does not bind this user (CAP_IPC_LOCK)";
   } else if (limit_bytes < pool_bytes) {
     check.verdict = Verdict::kWarn;
-    check.remedy = "ulimit -l unlimited (or \"memlock unlimited\" in /etc/security/limits.conf, or docker run --ulimit "
-                   "memlock=-1); without it, writes use buffers that are not registered";
+    check.remedy =
+        "ulimit -l unlimited (or \"memlock unlimited\" in /etc/security/limits.conf, or docker run --ulimit "
+        "memlock=-1); without it, writes use buffers that are not registered";
   }
   return check;
 }
@@ -231,9 +234,9 @@ MemoryFacts read_memory(const MachineFiles& files) {
   const std::string meminfo = read_text(files.proc + "/meminfo");
   MemoryFacts facts{.total_bytes = meminfo_bytes(meminfo, "MemTotal"),
                     .available_bytes = meminfo_bytes(meminfo, "MemAvailable")};
-  for (const auto& [limit, used] : {std::pair{"/fs/cgroup/memory.max", "/fs/cgroup/memory.current"},
-                                    std::pair{"/fs/cgroup/memory/memory.limit_in_bytes",
-                                              "/fs/cgroup/memory/memory.usage_in_bytes"}}) {
+  for (const auto& [limit, used] :
+       {std::pair{"/fs/cgroup/memory.max", "/fs/cgroup/memory.current"},
+        std::pair{"/fs/cgroup/memory/memory.limit_in_bytes", "/fs/cgroup/memory/memory.usage_in_bytes"}}) {
     const auto limit_bytes = number_of(read_text(files.sys + limit));  // "max" is no number
     const auto used_bytes = number_of(read_text(files.sys + used));
     if (!limit_bytes || !used_bytes || *limit_bytes > facts.total_bytes) continue;

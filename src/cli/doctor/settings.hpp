@@ -24,8 +24,10 @@ struct Settings {
   std::string python;              // empty: find one
   double torch_timeout_s = 90;
 
-  // How long a copy, a fence or a commit may take before its check fails.
-  [[nodiscard]] std::chrono::milliseconds patience() const { return std::chrono::seconds(quick ? 3 : 20); }
+  // How long a fence, a commit or a large copy may take before its check fails.
+  [[nodiscard]] std::chrono::milliseconds patience() const { return std::chrono::seconds(quick ? 10 : 20); }
+  // The same for a single small copy.
+  [[nodiscard]] static std::chrono::milliseconds short_patience() { return std::chrono::seconds(3); }
   // For an engine in a directory of its own below `scratch`. Says nothing on stderr.
   [[nodiscard]] Options engine_options(const std::string& name) const {
     Options options;

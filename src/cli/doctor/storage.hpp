@@ -23,7 +23,7 @@ struct Rates {
   std::vector<double> ours;
   std::vector<double> raw;
 };
-// "1.21 GB/s, 0.97 of raw (1.25)". The verdict is that of the median of the ratios.
+// "1.21 GB/s, 0.97 of raw (1.25)". The medians are compared.
 [[nodiscard]] Check ratio_check(Check check, const Rates& rates, const char* raw_name, bool quick);
 
 void storage_checks(const Settings& settings, const MachineFiles& files, const Emit& emit);

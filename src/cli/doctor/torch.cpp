@@ -69,9 +69,9 @@ void torch_checks(const Settings& settings, const std::string& directory, std::c
   });
   if (end.fine() || end.interrupted) return;
   Check check{.section = kTorch, .name = "python", .verdict = Verdict::kFail};
-  check.figure = fmt::format("{} -m slackwater.doctor {} after the check \"{}\"", python,
-                             end.timed_out ? fmt::format("did not end within {} s", time_limit.count() / 1000)
-                                           : end.text(), last_check);
+  check.figure = fmt::format(
+      "{} -m slackwater.doctor {} after the check \"{}\"", python,
+      end.timed_out ? fmt::format("did not end within {} s", time_limit.count() / 1000) : end.text(), last_check);
   if (!end.error_tail.empty()) check.figure += fmt::format("; its stderr ends with: {}", end.error_tail);
   check.remedy = end.timed_out ? "give it more time with --torch-timeout" : "report it with slackwater doctor --json";
   emit(std::move(check));

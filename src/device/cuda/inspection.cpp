@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <bit>
 #include <thread>
 #include <utility>
 
@@ -108,16 +109,17 @@ class CudaScratchImpl final : public CudaScratch {
     CUdevice handle = 0;
     std::array<char, 128> model{};
     SW_TRY(check(driver_->cuDeviceGet(&handle, context_->ordinal()), "cuDeviceGet"));
-    SW_TRY(check(driver_->cuDeviceGetName(model.data(), static_cast<int>(model.size()) - 1, handle), "cuDeviceGetName"));
+    SW_TRY(
+        check(driver_->cuDeviceGetName(model.data(), static_cast<int>(model.size()) - 1, handle), "cuDeviceGetName"));
     facts.model = model.data();
     facts.compute_capability =
         fmt::format("{}.{}", context_->attribute(CUdevice_attribute::kComputeCapabilityMajor).value_or(0),
                     context_->attribute(CUdevice_attribute::kComputeCapabilityMinor).value_or(0));
     facts.copy_engines = context_->attribute(CUdevice_attribute::kAsyncEngineCount).value_or(0);
-    SW_ASSIGN(facts.free_bytes, free_bytes());
     std::size_t free_now = 0;
     std::size_t total = 0;
     SW_TRY(check(driver_->cuMemGetInfo_v2(&free_now, &total), "cuMemGetInfo_v2"));
+    facts.free_bytes = free_now;
     facts.total_bytes = total;
     return facts;
   }
@@ -126,7 +128,7 @@ class CudaScratchImpl final : public CudaScratch {
     SW_TRY(scope.status());
     SW_ASSIGN(std::uint64_t left, free_bytes());
     // Halves the piece whenever the device has none of that size: its memory may be in pieces.
-    for (std::uint64_t piece = left; piece >= kSmallestPiece;) {
+    for (std::uint64_t piece = std::bit_floor(left); piece >= kSmallestPiece;) {
       if (left < leave_bytes + piece) {
         piece /= 2;
         continue;
