@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -17,6 +18,7 @@
 #include "cli/doctor/order.hpp"
 #include "cli/doctor/report.hpp"
 #include "cli/doctor/storage.hpp"
+#include "cli/doctor/thresholds.hpp"
 #include "cli/doctor/torch.hpp"
 #include "cli/location.hpp"
 #include "cli/text.hpp"
@@ -216,6 +218,8 @@ int run_doctor(DoctorArguments arguments) {
     }
     settings.state_bytes = *bytes;
   }
+  const double load = load_of(read_text("/proc/loadavg"));
+  settings.soft = settings.quick || load > kTooMuchLoadPerProcessor * std::thread::hardware_concurrency();
   if (!arguments.worker.empty()) return run_worker(settings, arguments.worker);
   settings.torch = !arguments.no_torch;
   std::error_code ignored;

@@ -8,7 +8,7 @@ namespace slackwater::cli::doctor {
 namespace {
 
 constexpr std::size_t kSectionWidth = 12;
-constexpr std::size_t kNameWidth = 25;
+constexpr std::size_t kNameWidth = 30;
 
 std::string text_member(const OrderedJson& object, const char* key) {
   const auto member = object.find(key);

@@ -77,11 +77,18 @@ void keep_tail(std::string& text) {
   if (text.size() > kTailBytes) text.erase(0, text.size() - kTailBytes);
 }
 
-// After SIGKILL. A process that hangs inside the kernel does not die. Then it is left behind.
-void reap(pid_t child) {
-  const auto deadline = Clock::now() + std::chrono::seconds(2);
-  while (::waitpid(child, nullptr, WNOHANG) == 0 && Clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+// Ends the whole group: with SIGTERM first, so that it can remove its own files. A process that hangs inside the kernel
+// does not even die of SIGKILL. Then it is left behind.
+void end_group(pid_t child) {
+  bool ended = false;
+  for (const int number : {SIGTERM, SIGKILL}) {
+    ::kill(-child, number);
+    const auto deadline = Clock::now() + std::chrono::seconds(2);
+    while (!ended && Clock::now() < deadline) {
+      ended = ::waitpid(child, nullptr, WNOHANG) != 0;
+      if (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
 }
 
 }  // namespace
@@ -158,8 +165,7 @@ ChildEnd run_child(const std::vector<std::string>& command, std::chrono::millise
     if (left <= 0 || signals.received() != 0) {
       end.timed_out = signals.received() == 0;
       end.interrupted = !end.timed_out;
-      ::kill(-child, SIGKILL);
-      reap(child);
+      end_group(child);
       take_output();
       return end;
     }

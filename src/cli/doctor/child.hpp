@@ -40,7 +40,7 @@ struct ChildEnd {
 };
 
 // Runs `command` (a path, or a name in PATH) with stdin closed and in a process group of its own. At the time limit, or
-// when a held signal comes, the whole group is killed. It also dies with us. `on_line` returns false for a line that it
+// when a held signal comes, the whole group is ended. It also dies with us. `on_line` returns false for a line that it
 // does not understand; such lines are kept like stderr.
 [[nodiscard]] ChildEnd run_child(const std::vector<std::string>& command, std::chrono::milliseconds time_limit,
                                  HeldSignals& signals, const std::function<bool(std::string_view line)>& on_line);

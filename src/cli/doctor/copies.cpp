@@ -176,13 +176,13 @@ void copy_checks(const Settings& settings, Scratch& scratch, std::uint64_t most_
   }
   check.remedy = on_host ? "other work on this machine? run it again when it is idle"
                          : "see the line about registering, and whether other work uses this GPU";
-  emit(ratio_check(std::move(check), speeds->rates, on_host ? "memcpy" : "a bare pinned copy", settings.quick));
+  emit(ratio_check(std::move(check), speeds->rates, on_host ? "memcpy" : "a bare pinned copy", settings.soft));
   if (on_host) {
-    emit(latency_check("host memory copy of 1 MiB", speeds->small_copy, kHostCopyP99Ms, settings.quick));
+    emit(latency_check("host memory copy of 1 MiB", speeds->small_copy, kHostCopyP99Ms, settings.soft));
     return;
   }
-  emit(latency_check(scratch.name() + " copy of 4 KiB", speeds->small_copy, kSmallCopyP99Ms, settings.quick));
-  emit(latency_check(scratch.name() + " launch", speeds->launch, kLaunchP99Ms, settings.quick));
+  emit(latency_check(scratch.name() + " copy of 4 KiB", speeds->small_copy, kSmallCopyP99Ms, settings.soft));
+  emit(latency_check(scratch.name() + " launch", speeds->launch, kLaunchP99Ms, settings.soft));
 }
 
 }  // namespace slackwater::cli::doctor

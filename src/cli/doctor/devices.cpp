@@ -192,7 +192,7 @@ Check free_memory_check(const std::string& name, const cuda::DeviceFacts& facts)
 
 Check touch_check(const Settings& settings, std::uint64_t usable_bytes) {
   Check check = device_line("pool touch");
-  check.threshold = fmt::format("{:.1f} GB/s", kTouchGbs);
+  check.threshold = fmt::format("{:.1f} GB/s, {:.0f} % on huge pages", kTouchGbs, kHugePart * 100);
   const std::uint64_t size_bytes = pool_bytes_for(settings, usable_bytes);
   // A thread has touched its slab since it reported the one before.
   std::mutex mutex;
@@ -216,13 +216,21 @@ Check touch_check(const Settings& settings, std::uint64_t usable_bytes) {
   }
   (*pool)->wait_touched();
   const double gigabytes_per_second = static_cast<double>(size_bytes) / watch.seconds() / 1e9;
+  const auto begin = reinterpret_cast<std::uintptr_t>((*pool)->memory().data());
+  const double huge = static_cast<double>(huge_page_bytes(read_text("/proc/self/smaps"), begin, begin + size_bytes)) /
+                      static_cast<double>(size_bytes);
   const std::lock_guard lock(mutex);
-  check.figure = fmt::format("{:.2f} GB/s with {}, slowest slab {:.1f} ms", gigabytes_per_second,
-                             plural(threads.size(), "thread"), slowest * 1e3);
-  if (gigabytes_per_second < kTouchGbs) {
+  check.figure = fmt::format("{:.2f} GB/s with {}, slowest slab {:.1f} ms, {:.0f} % on huge pages",
+                             gigabytes_per_second, plural(threads.size(), "thread"), slowest * 1e3, huge * 100);
+  if (huge < kHugePart) {
     check.verdict = Verdict::kWarn;
     check.remedy =
-        "call prepare(state) before training; memory may be fragmented (echo 1 > /proc/sys/vm/compact_memory)";
+        "huge pages are off, or slow to make here, and writes are slower without: "
+        "echo 1 > /proc/sys/vm/compact_memory";
+  }
+  if (gigabytes_per_second < kTouchGbs) {
+    check.verdict = Verdict::kWarn;
+    check.remedy = "call prepare(state) before training, so that no step waits for the pool";
   }
   return check;
 }

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <sstream>
+#include <thread>
 #include <utility>
 
 #include <fmt/format.h>
@@ -139,7 +141,7 @@ Check kernel_check(std::string_view release) {
   return check;
 }
 
-Check io_uring_check(std::string_view why, std::optional<int> disabled, int seccomp) {
+Check uring_check(std::string_view why, std::optional<int> disabled, int seccomp) {
   Check check{.section = kMachine, .name = "io_uring", .figure = "usable"};
   if (why.empty()) return check;
   // It works without, at the cost of processor time.
@@ -189,6 +191,33 @@ Check huge_pages_check(std::string_view enabled) {
   check.verdict = Verdict::kWarn;
   check.remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
   return check;
+}
+
+double load_of(std::string_view loadavg) { return std::atof(std::string(loadavg).c_str()); }
+
+Check load_check(double load, unsigned processors) {
+  Check check{.section = kMachine, .name = "load"};
+  check.figure = fmt::format("{:.1f} on {}", load, plural(processors, "processor"));
+  check.threshold = fmt::format("{:.0f}", kLoadPerProcessor * processors);
+  if (load <= kLoadPerProcessor * processors) return check;
+  check.verdict = Verdict::kWarn;
+  check.remedy = "all speeds below are too low: run it again when the machine is idle";
+  return check;
+}
+
+// Lines such as "7f0c18800000-7f0c48800000 rw-p ..." begin a mapping, "AnonHugePages:  2048 kB" belongs to it.
+std::uint64_t huge_page_bytes(std::string_view smaps, std::uint64_t begin, std::uint64_t end) {
+  std::uint64_t bytes = 0;
+  bool inside = false;
+  std::istringstream lines{std::string(smaps)};
+  for (std::string line; std::getline(lines, line);) {
+    unsigned long long from = 0;
+    unsigned long long to = 0;
+    unsigned long long kibibytes = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx ", &from, &to) == 2) inside = from >= begin && to <= end;
+    if (inside && std::sscanf(line.c_str(), "AnonHugePages: %llu kB", &kibibytes) == 1) bytes += kibibytes * 1024;
+  }
+  return bytes;
 }
 
 Check memory_check(const MemoryFacts& facts, std::uint64_t state_bytes) {
@@ -256,9 +285,10 @@ void machine_checks(const MachineFiles& files, std::uint64_t state_bytes, const 
   const auto disabled = number_of(read_text(files.proc + "/sys/kernel/io_uring_disabled"));
   const auto queue = make_posix_file_system()->make_queue({.depth = 4});
   const std::string why = queue ? (*queue)->fallback_reason() : queue.error().to_string();
-  emit(io_uring_check(why, disabled ? std::optional<int>(static_cast<int>(*disabled)) : std::nullopt,
-                      seccomp_mode(status)));
+  emit(uring_check(why, disabled ? std::optional<int>(static_cast<int>(*disabled)) : std::nullopt,
+                   seccomp_mode(status)));
 
+  emit(load_check(load_of(read_text(files.proc + "/loadavg")), std::thread::hardware_concurrency()));
   const MemoryFacts memory = read_memory(files);
   const std::uint64_t largest_pool = memory.usable_bytes() / 4;
   rlimit limit{};

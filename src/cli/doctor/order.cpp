@@ -21,7 +21,7 @@ constexpr int kRounds = 200;
 constexpr int kQuickRounds = 20;
 constexpr double kRoundsSeconds = 15;  // a slow disk gets fewer rounds
 constexpr std::uint64_t kUnfencedBytes = 48 * kMiB;
-constexpr std::uint64_t kSmallTensors = 2'000;
+constexpr std::uint64_t kSmallTensors = 1'200;  // more than one batch takes, in one slab
 constexpr std::uint64_t kLeftBytes = 8 * kMiB;
 constexpr const char* kReport = "do not train with this; report it with slackwater doctor --json";
 
@@ -163,7 +163,7 @@ Check batches_check(const Settings& settings, Scratch& scratch) {
   std::mt19937_64 random(16);
   std::vector<Slice> slices;
   for (std::uint64_t at = 0; slices.size() < kSmallTensors;) {
-    slices.push_back({.offset = at, .width = 1 + random() % 4096});
+    slices.push_back({.offset = at, .width = 1 + random() % 1024});
     at += slices.back().width + random() % 64;
   }
   for (const bool batched : {false, true}) {

@@ -1,5 +1,6 @@
-// Play: a small training run on one device, whose state lies in an arena. Doctor's checks save it, update it and compare
-// what comes back. There are three arenas of equal size: the state, what the next update writes, and what was restored.
+// Play: a small training run on one device, whose state lies in an arena. Doctor's checks save it, update it and
+// compare what comes back. There are three arenas of equal size: the state, what the next update writes, and what was
+// restored.
 // Owner: one check. Thread rule: one thread. Lifetime: the Scratch outlives it.
 #pragma once
 
@@ -20,8 +21,8 @@
 
 namespace slackwater::cli::doctor {
 
-// An engine in a directory of its own, which is removed with it. Where a device or a disk hangs, closing would hang, too.
-// Then the engine is left behind, with its threads: the process that runs the checks ends soon.
+// An engine in a directory of its own, which is removed with it. Where a device or a disk hangs, closing would hang
+// too. Then the engine is left behind, with its threads: the process that runs the checks ends soon.
 class EngineRun {
  public:
   // `options` from Settings::engine_options().

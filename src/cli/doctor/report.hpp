@@ -1,5 +1,5 @@
-// Report: collects the checks of one run and prints them as they come, or as one JSON document at the end. Of several
-// ranks, only rank 0 prints a report. The others print their WARN and FAIL lines to stderr, with the name of their host.
+// Report: collects the checks of one run and prints them as they come, or as one JSON document at the end. With several
+// ranks, only rank 0 prints a report. The others print their WARN and FAIL lines to stderr, with their host's name.
 // Owner: the verb. Thread rule: one thread.
 #pragma once
 

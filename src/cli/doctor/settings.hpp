@@ -1,4 +1,4 @@
-// What the user asked `slackwater doctor` for, and what every check needs to know. Plain values, constant after parsing.
+// What the user asked `slackwater doctor` for, and what every check needs to know. Plain values, constant once parsed.
 #pragma once
 
 #include <algorithm>
@@ -18,6 +18,7 @@ struct Settings {
   std::uint64_t keep = Options().keep;
   bool json = false;
   bool quick = false;
+  bool soft = false;  // speeds are never a FAIL: a quick run, or a machine that does other work
   bool torch = true;
   std::string cuda_driver = Options().cuda_driver;
   bool cuda_driver_given = false;  // by the user, who then expects it to work
@@ -27,7 +28,7 @@ struct Settings {
   // How long a fence, a commit or a large copy may take before its check fails.
   [[nodiscard]] std::chrono::milliseconds patience() const { return std::chrono::seconds(quick ? 10 : 20); }
   // The same for a single small copy.
-  [[nodiscard]] static std::chrono::milliseconds short_patience() { return std::chrono::seconds(3); }
+  [[nodiscard]] static std::chrono::milliseconds short_patience() { return std::chrono::seconds(2); }
   // For an engine in a directory of its own below `scratch`. Says nothing on stderr.
   [[nodiscard]] Options engine_options(const std::string& name) const {
     Options options;

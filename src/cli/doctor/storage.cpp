@@ -78,6 +78,8 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
   SW_TRY(engine->prepare(view()));
   SW_TRY(engine->wait_prepared(settings.patience()));
   const std::string raw_file = settings.scratch + "/raw";
+  const Memory raw_buffer(kRawBufferBytes, true);
+  fill_random(raw_buffer.bytes(), 3);
 
   const auto save_ours = [&](std::uint64_t step) -> Status {
     const Stopwatch watch;
@@ -88,7 +90,7 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
   };
   const auto save_raw = [&]() -> Status {
     ::unlink(raw_file.c_str());
-    SW_ASSIGN(const double seconds, write_raw(raw_file, state.bytes()));
+    SW_ASSIGN(const double seconds, write_raw(raw_file, size_bytes, raw_buffer.bytes()));
     rates.write.raw.push_back(gigabytes / seconds);
     return {};
   };
@@ -104,7 +106,7 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
     return {};
   };
   const auto read_raw_file = [&]() -> Status {
-    SW_ASSIGN(const double seconds, read_raw(raw_file, restored.bytes()));
+    SW_ASSIGN(const double seconds, read_raw(raw_file, size_bytes, raw_buffer.bytes()));
     rates.read.raw.push_back(gigabytes / seconds);
     return {};
   };
@@ -229,14 +231,14 @@ void storage_checks(const Settings& settings, const MachineFiles& files, const E
           .figure = fmt::format("not measured: {} of disk and {} of memory are too little", format_bytes(room),
                                 format_bytes(memory))});
   } else if (const auto rates = measure_disk(settings, size_bytes); rates) {
-    const char* const remedy = "other work on this machine? run it again when it is idle, then report it with --json";
+    const char* const remedy = "see the lines about load and pool touch; run it again when the machine is idle";
     Check write{.section = kStorage, .name = "write", .remedy = remedy};
     if (settings.state_bytes > 0)
       write.figure = fmt::format("a checkpoint takes {}", format_seconds(static_cast<double>(settings.state_bytes) /
                                                                          (median(rates->write.ours) * 1e9)));
-    emit(ratio_check(std::move(write), rates->write, "raw O_DIRECT", settings.quick));
+    emit(ratio_check(std::move(write), rates->write, "raw O_DIRECT", settings.soft));
     emit(ratio_check({.section = kStorage, .name = "read", .remedy = remedy}, rates->read, "raw O_DIRECT",
-                     settings.quick));
+                     settings.soft));
   } else {
     emit(broken("write and read", rates.error()));
   }

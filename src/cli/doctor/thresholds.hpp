@@ -12,11 +12,16 @@ namespace slackwater::cli::doctor {
 // 5.19 has sparse tables of registered buffers. Before 5.11, our queue cannot use io_uring at all.
 inline constexpr int kKernelWanted[2] = {5, 19};
 inline constexpr int kKernelForUring[2] = {5, 11};
+// Beyond one running process per processor, every speed measured here is that of a share.
+inline constexpr double kLoadPerProcessor = 1;
+// Beyond this, a slow result says nothing about the machine: never a FAIL.
+inline constexpr double kTooMuchLoadPerProcessor = 2;
 // Two slabs of 8 MiB for each of two snapshots, the 64 MiB that the engine may use besides, and some room to run.
 inline constexpr std::uint64_t kMemoryNeeded = 128ull << 20;
 // A quarter of it is the automatic pool. 256 MiB keep a disk of 5 GB/s busy for 50 ms.
 inline constexpr std::uint64_t kMemoryWanted = 1ull << 30;
-// A commit syncs five times in a row. With 30 ms each, checkpoints are at least 150 ms apart. A hard disk takes 10 to 20.
+// A commit syncs five times in a row. With 30 ms each, checkpoints are at least 150 ms apart. A hard disk
+// takes 10 to 20.
 inline constexpr Band kSyncMedianMs{.warn = 30, .fail = 1000};
 // A single sync that takes this long is what users notice as a step that hangs.
 inline constexpr double kSyncWorstMs = 1000;
@@ -34,6 +39,8 @@ inline constexpr Band kOursOverRaw{.warn = 0.8, .fail = 0.3};
 // --- pool and device -------------------------------------------------------------------------------------------------
 // Memory that is fragmented, or huge pages that must be made first, give 0.3 GB/s. Plain pages give 1 to 3.
 inline constexpr double kTouchGbs = 0.5;
+// O_DIRECT from plain pages can be half as fast, because each request is in thousands of pieces.
+inline constexpr double kHugePart = 0.5;
 // Registering pins every page: 2 to 10 GB/s are usual. At 0.5, a pool of 40 GB takes 80 s.
 inline constexpr double kRegisterGbs = 0.5;
 // The driver holds locks meanwhile, so a call of the trainer may wait this long.

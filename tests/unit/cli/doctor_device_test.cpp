@@ -1,4 +1,4 @@
-// Doctor's checks of copies and their order on a simulated driver that is broken. doctor_test.cpp has the whole run on a
+// Doctor's checks of copies and their order on a simulated driver that is broken. doctor_test.cpp runs them all on a
 // healthy one.
 #include <memory>
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "cli/doctor/copies.hpp"
 #include "cli/doctor/order.hpp"
+#include "cli/doctor/play.hpp"
 #include "sim/sim_cuda.h"
 #include "support/temp_dir.hpp"
 #include "unit/device/cuda_trainer.hpp"
@@ -61,6 +62,27 @@ TEST_F(DoctorOnDevice, TakesAllButALittleMemory) {
   EXPECT_FALSE(scratch_->allocate(16u << 20).has_value());
   scratch_->free_all();
   EXPECT_EQ(scratch_->facts()->free_bytes, 16ull << 30);
+}
+
+TEST_F(DoctorOnDevice, ComparesEveryByte) {
+  auto play = Play::begin(*scratch_, settings_, 1u << 20);
+  ASSERT_TRUE(play.has_value());
+  const std::vector<Slice> slices{{.offset = 0, .width = 5000},
+                                  {.offset = 8192, .width = 100, .rows = 3, .pitch = 256}};
+  auto engine = EngineRun::open(settings_, settings_.engine_options("bytes"));
+  ASSERT_TRUE(engine.has_value());
+  auto snapshot = (*engine)->save(1, play->state(slices));
+  ASSERT_TRUE(snapshot.has_value() && snapshot->has_value());
+  ASSERT_TRUE((*snapshot)->wait(Level::kCommitted).has_value());
+
+  std::vector<std::byte> expected(play->expected().begin(), play->expected().end());
+  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), std::nullopt);
+  expected[8192 + 100] ^= std::byte{1};  // between two rows
+  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), std::nullopt);
+  expected[8192 + 2 * 256 + 99] ^= std::byte{1};  // the last byte of the last row
+  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), "tensor.1 of 300 bytes differs from byte 611 on");
+  expected[4999] ^= std::byte{1};
+  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), "tensor.0 of 5000 bytes differs from byte 4999 on");
 }
 
 TEST_F(DoctorOnDevice, FindsWaitsThatAreIgnored) {

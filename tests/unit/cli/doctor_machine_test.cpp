@@ -108,11 +108,11 @@ TEST(DoctorMachine, KernelVersions) {
 }
 
 TEST(DoctorMachine, SaysWhyIoUringIsNotUsable) {
-  EXPECT_EQ(io_uring_check("", 0, 0).verdict, Verdict::kPass);
-  EXPECT_EQ(io_uring_check("no", 2, 2).remedy, "sysctl -w kernel.io_uring_disabled=0");
-  EXPECT_NE(io_uring_check("no", 0, 2).figure.find("seccomp"), std::string::npos);
-  EXPECT_NE(io_uring_check("not implemented", std::nullopt, 0).figure.find("not implemented"), std::string::npos);
-  EXPECT_EQ(io_uring_check("no", 0, 0).verdict, Verdict::kWarn);
+  EXPECT_EQ(uring_check("", 0, 0).verdict, Verdict::kPass);
+  EXPECT_EQ(uring_check("no", 2, 2).remedy, "sysctl -w kernel.io_uring_disabled=0");
+  EXPECT_NE(uring_check("no", 0, 2).figure.find("seccomp"), std::string::npos);
+  EXPECT_NE(uring_check("not implemented", std::nullopt, 0).figure.find("not implemented"), std::string::npos);
+  EXPECT_EQ(uring_check("no", 0, 0).verdict, Verdict::kWarn);
 }
 
 TEST(DoctorMachine, MemlockMustHoldThePool) {
@@ -122,6 +122,18 @@ TEST(DoctorMachine, MemlockMustHoldThePool) {
   const Check small = memlock_check(8u << 20, false, kGiB);
   EXPECT_EQ(small.verdict, Verdict::kWarn);
   EXPECT_TRUE(small.remedy.starts_with("ulimit -l unlimited")) << small.remedy;
+}
+
+TEST(DoctorMachine, LoadAndHugePagesOfAMapping) {
+  EXPECT_EQ(load_of("1.50 14.59 13.89 3/410 21\n"), 1.5);
+  EXPECT_EQ(load_check(2, 2).verdict, Verdict::kPass);
+  EXPECT_EQ(load_check(2.5, 2).verdict, Verdict::kWarn);
+  const std::string smaps =
+      "1000-3000 rw-p 00000000 00:00 0\nRss: 8 kB\nAnonHugePages:         4 kB\n"
+      "3000-5000 rw-p 00000000 00:00 0\nAnonHugePages:         8 kB\n"
+      "9000-a000 rw-p 00000000 00:00 0\nAnonHugePages:       100 kB\n";
+  EXPECT_EQ(huge_page_bytes(smaps, 0x1000, 0x5000), 12u * 1024);
+  EXPECT_EQ(huge_page_bytes("", 0, ~std::uint64_t{0}), 0u);
 }
 
 TEST(DoctorMachine, HugePages) {
