@@ -23,5 +23,6 @@ struct Verb {
 [[nodiscard]] Verb add_rm(CLI::App& parser);
 [[nodiscard]] Verb add_pin(CLI::App& parser);
 [[nodiscard]] Verb add_gc(CLI::App& parser);
+[[nodiscard]] Verb add_doctor(CLI::App& parser);
 
 }  // namespace slackwater::cli

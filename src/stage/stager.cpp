@@ -129,7 +129,7 @@ class Stager::Impl {
   [[nodiscard]] Status accept(const std::shared_ptr<StageJob>& job) {
     const std::lock_guard lock(mutex_);
     if (stopping_) return fail(closed_error());
-    // It must exist before any of the job's copies is queued: then nothing can keep a queued copy from being waited for.
+    // It must exist before any of the job's copies is queued. Then nothing keeps a queued copy from being waited for.
     if (!job->device_copies.empty()) SW_TRY(ensure_copy_waiter());
     // Without a limit there is no telling how many turns would be queued, and a fence has to wait for all of them.
     if (!budget_.limited()) std::ranges::for_each(job->device_copies, [](const auto& each) { each.copies->at_once(); });

@@ -1,0 +1,23 @@
+// What the disk itself can do, as the yardstick for our writer and reader: O_DIRECT pread and pwrite of as many bytes
+// from several threads, and the steps of the durability order for one file. No copy, no checksum, no commit. It shares
+// nothing with the engine's queues on purpose, and it works where io_uring is forbidden.
+// Thread rule: any thread; starts threads of its own and joins them.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater::cli::doctor {
+
+// Memory for the requests in flight. Page aligned; best on huge pages.
+inline constexpr std::size_t kRawBufferBytes = 64u << 20;
+
+// Seconds from before the create to after the close: create exclusively, fallocate, write, fdatasync.
+[[nodiscard]] Result<double> write_raw(const std::string& path, std::size_t size_bytes, std::span<std::byte> buffer);
+// Seconds from before the open to after the close. The file must have at least as many bytes.
+[[nodiscard]] Result<double> read_raw(const std::string& path, std::size_t size_bytes, std::span<std::byte> buffer);
+
+}  // namespace slackwater::cli::doctor
