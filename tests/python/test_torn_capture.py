@@ -131,7 +131,7 @@ def test_storage_of_another_size_at_the_same_address_fails_the_snapshot_by_name(
     def free_and_come_back() -> None:
         tensor.untyped_storage().resize_(0)
         tensor.untyped_storage().resize_(32 * MIB)
-        monkeypatch.setattr(torch_state, "held_addresses", lambda tensors: [address] * len(tensors))
+        monkeypatch.setattr(torch_state, "addresses_now", lambda tensors: [address] * len(tensors))
 
     error = free_when_read(line, {"model": {"w": tensor}}, free_and_come_back)
     assert "the memory of tensor 'model.w' was freed or moved between save() and the fence" in str(error)
