@@ -24,8 +24,8 @@ ifndef TOGETHER
 endif
 
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
-# Most tests wait for timers and disks, not for a processor.
-export CTEST_PARALLEL_LEVEL       := $(shell expr 2 \* $(JOBS))
+# Most tests wait for timers and disks, not for a processor: four at a time kept two processors busy for 65 % of it.
+export CTEST_PARALLEL_LEVEL       := $(shell expr 3 \* $(JOBS))
 export CMAKE_GENERATOR            := Ninja
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of test processes would each compile torch's sources anew
@@ -113,13 +113,19 @@ wheel-smoke: wheel  ## install and use that wheel in a bare Debian (debootstrap,
 ## Test ---------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: MEANWHILE := $(VENV)/.libraries
+test: MEANWHILE := $(VENV)/.libraries compile-tests
 test: build test-cpp test-python test-wheel  ## C++ tests of the release build, Python tests, the wheel
 	@$(call section,All tests passed)
 
 .PHONY: test-sanitizers
 test-sanitizers: test-asan test-tsan test-fuzz  ## the C++ tests once more under asan, ubsan and tsan, and short fuzzing
 	@$(call section,All tests passed under the sanitizers)
+
+# The compiler goes on with the tests while pip still unpacks torch.
+.PHONY: compile-tests
+compile-tests: build/.wheel
+	@$(call section,Compiling the C++ tests)
+	cmake --build build/release --target all_tests
 
 .PHONY: test-cpp
 test-cpp: build  ## C++ tests, release build
@@ -131,7 +137,7 @@ test-cpp: build  ## C++ tests, release build
 test-asan: packages  ## C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call section,C++ tests under asan and ubsan)
 	cmake --preset asan >/dev/null
-	cmake --build --preset asan
+	cmake --build --preset asan --target all_tests
 	ctest --preset asan -j $(JOBS)
 
 .PHONY: test-tsan
@@ -152,7 +158,7 @@ test-python: build libraries  ## Python tests, against the installed package and
 	@$(call section,Python tests)
 	cmake --build build/release --target slackwater_sim_cuda
 	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python \
-	  -n $(JOBS) --dist loadfile  # most tests wait; those of one file share their servers
+	  -n $$(( $(JOBS) + 1 )) --dist loadfile  # many tests wait; those of one file share their servers
 
 .PHONY: test-wheel
 test-wheel: build  ## the wheel: its contents, and that it works in an environment without torch

@@ -40,7 +40,7 @@ std::string verdict(const Line& line, const Interval& interval) {
   return fmt::format("{}{}", met ? "met" : "missed", one_sided ? "" : ", narrowly");
 }
 
-std::string number(double value) {
+std::string figure_text(double value) {
   const double size = std::abs(value);
   if (size >= 100) return fmt::format("{:.0f}", value);
   if (size >= 10) return fmt::format("{:.1f}", value);
@@ -73,11 +73,12 @@ std::string table(const Report& report) {
       fmt::format(fmt::runtime(kRow), report.benchmark, "median", "90 % interval", "p90", "unit", "goal", "verdict");
   for (const Line& line : report.lines) {
     const Interval interval = median_interval(line.samples);
-    text += fmt::format(fmt::runtime(kRow), line.name, number(interval.median),
-                        fmt::format("{} .. {}", number(interval.low), number(interval.high)),
-                        number(quantile(line.samples, 0.9)), line.unit,
-                        line.goal ? fmt::format("{} {}", symbol(line.goal->comparison), number(line.goal->value)) : "-",
-                        verdict(line, interval));
+    text += fmt::format(
+        fmt::runtime(kRow), line.name, figure_text(interval.median),
+        fmt::format("{} .. {}", figure_text(interval.low), figure_text(interval.high)),
+        figure_text(quantile(line.samples, 0.9)), line.unit,
+        line.goal ? fmt::format("{} {}", symbol(line.goal->comparison), figure_text(line.goal->value)) : "-",
+        verdict(line, interval));
   }
   return text;
 }

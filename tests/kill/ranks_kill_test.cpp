@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kTimeLimit{2};
+constexpr std::chrono::minutes kRanksTimeLimit{2};
 
 class RanksKillTest : public ::testing::Test {
  protected:
@@ -39,7 +39,7 @@ class RanksKillTest : public ::testing::Test {
   void kill(std::deque<Trainer>& trainers, std::uint64_t round) {
     const std::uint64_t horizon_us = kSanitized ? 2'000'000 : 300'000;
     // Half of the kills fall into training, half anywhere after the start.
-    if (round % 2 == 0) trainers[0].listen(Clock::now() + kTimeLimit, "committed");
+    if (round % 2 == 0) trainers[0].listen(Clock::now() + kRanksTimeLimit, "committed");
     const auto victim = static_cast<std::size_t>(random_() % trainers.size());
     trainers[victim].listen(Clock::now() + std::chrono::microseconds(random_() % (horizon_us >> (round % 4))));
     EXPECT_EQ(trainers[victim].end(), 128 + SIGKILL) << "round " << round;
@@ -77,7 +77,7 @@ class RanksKillTest : public ::testing::Test {
     for (const std::uint32_t world : worlds) {
       std::deque<Trainer> last = start(world, 2, tensors);
       for (Trainer& trainer : last) {
-        trainer.listen(Clock::now() + kTimeLimit, "done");
+        trainer.listen(Clock::now() + kRanksTimeLimit, "done");
         EXPECT_TRUE(trainer.last("done")) << "the last start on " << world << " ranks did not come to its end";
       }
       meet(last);

@@ -7,6 +7,7 @@ runs, and after which step it is killed. The answer is the exit code of each ran
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import random
@@ -147,5 +148,6 @@ if __name__ == "__main__":
 
     torch.set_num_threads(1)
     slackwater.ranks.transport._STORE_SECONDS = float(SECONDS)  # no call of the store fails because the machine is busy
+    gc.freeze()  # nobody forked from here looks through torch for garbage, and copies its pages for that
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

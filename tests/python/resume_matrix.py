@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gc
 import importlib.util
 import json
 import os
@@ -257,6 +258,7 @@ def load_libraries() -> None:
     for library in LIBRARIES.values():
         if is_installed(library):
             __import__("torchdata.stateful_dataloader" if library == "torchdata" else library)
+    gc.freeze()  # no run that is forked looks through torch for garbage, and copies its pages for that
 
 
 def main() -> int:

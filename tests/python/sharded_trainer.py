@@ -7,6 +7,7 @@ of torchrun is.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ def fork_ranks(world: int) -> None:
     """Returns in each rank. The first one that ends takes all others with it."""
     import torch._dynamo  # noqa: F401  (which each rank would load)
 
+    gc.freeze()  # no rank looks through torch for garbage, and copies its pages for that
     hear, tell = os.pipe()
     for rank in range(world):
         if os.fork() == 0:

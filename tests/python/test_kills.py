@@ -16,7 +16,7 @@ KILLS = 3
 STEPS = 40
 
 TRAINERS = """
-import ctypes, os, signal, sys
+import ctypes, gc, os, signal, sys
 import torch, torch._dynamo, slackwater as sw
 
 def train(path, steps):
@@ -39,6 +39,7 @@ def train(path, steps):
     print("end", *[t.double().sum().item().hex() for t in model.state_dict().values()], flush=True)
 
 torch.set_num_threads(1)
+gc.freeze()  # no run looks through torch for garbage
 pid = None
 for path in sys.stdin:  # each run is forked, with the libraries loaded
     if pid is not None:

@@ -8,14 +8,9 @@
 #include <set>
 #include <thread>
 
+#include "support/leaves_threads.hpp"
 #include "unit/engine/faulty_engine_fixture.hpp"
 #include "unit/engine/gated_tensor.hpp"
-
-// Disks that hang leave threads behind on purpose, as close() does then.
-extern "C" const char* __tsan_default_options();
-extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
-  return "report_thread_leaks=0";
-}
 
 namespace slackwater::test {
 namespace {

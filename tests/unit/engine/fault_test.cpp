@@ -3,13 +3,8 @@
 #include <thread>
 
 #include "support/child_process.hpp"
+#include "support/leaves_threads.hpp"
 #include "unit/engine/faulty_engine_fixture.hpp"
-
-// The hung-disk tests leave threads behind on purpose, as close() does then.
-extern "C" const char* __tsan_default_options();
-extern "C" __attribute__((visibility("default"))) const char* __tsan_default_options() {
-  return "report_thread_leaks=0";
-}
 
 namespace slackwater::test {
 namespace {
