@@ -128,7 +128,12 @@ class Follower:
             ranks, script, *rest = words[1:]
             count = re.fullmatch(r"--nproc-per-node=(\d+)", ranks)
             assert count, f"{place}: say --nproc-per-node first"
-            self.script(block, script, rest, int(count[1]))
+            if script == "--no-python":
+                self.command(block, rest)
+            else:
+                self.script(block, script, rest, int(count[1]))
+        elif words[:2] == ["slackwater", "doctor"]:
+            self.doctor(place, words[2:])
         elif program in ("python", "python3") and words[1].startswith("bench/"):
             self.process(place, [sys.executable, str(ROOT / words[1]), "--help"])
         elif program in ("python", "python3"):
@@ -137,6 +142,17 @@ class Follower:
             self.process(place, [slackwater(), *words[1:]])
         else:
             pytest.fail(f"{place}: tests/python/test_docs.py does not know how to try '{program}'")
+
+    def doctor(self, place: str, words: list[str]) -> None:
+        """In this directory, and in its short form: test_doctor.py and doctor_test run the whole of it."""
+        arguments = ["." if word.startswith("/") else word for word in words if word != ">"]
+        if ">" in words:  # into a file: shlex knows nothing of that
+            arguments.remove(words[words.index(">") + 1])
+        command = [slackwater(), "doctor", *arguments, "--quick", "--no-torch"]
+        ended = subprocess.run(command, cwd=self.directory, capture_output=True, text=True, timeout=SECONDS)
+        # 1: something is not well here, such as too little space for the state of the example.
+        assert ended.returncode in (0, 1), f"{place}: exit code {ended.returncode}\n{ended.stdout}{ended.stderr}"
+        assert "fsync" in ended.stdout, f"{place}\n{ended.stdout}{ended.stderr}"
 
     def script(self, block: Block, script: str, arguments: list[str], ranks: int | None) -> None:
         if script.startswith("examples/") and not (self.directory / "examples").exists():
