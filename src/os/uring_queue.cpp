@@ -20,6 +20,9 @@ namespace {
 constexpr unsigned kMaxDepth = 4096;
 constexpr std::uint64_t kWakeData = ~std::uint64_t{0};  // user data of the wake poll; that of a request is its slot
 
+constexpr std::uint64_t kNudgeData = kWakeData - 1;
+constexpr unsigned kMaxNudges = 16;
+
 // Errors of the call, not of a request. What was queued stays queued, and the next call submits it.
 bool is_transient_errno(int sys_errno) {
   return sys_errno == EINTR || sys_errno == EAGAIN || sys_errno == EBUSY || sys_errno == ETIME;
@@ -32,22 +35,26 @@ __kernel_timespec to_timespec(Duration duration) {
 
 }  // namespace
 
-UringQueue::UringQueue(const IoQueueOptions& options)
-    : depth_(std::min(options.depth, kMaxDepth)), buffer_slots_(options.buffer_slots), guard_([this] {
+UringQueue::UringQueue(const IoQueueOptions& options, Duration nudge_after)
+    : depth_(std::min(options.depth, kMaxDepth)),
+      buffer_slots_(options.buffer_slots),
+      nudge_after_(nudge_after),
+      guard_([this] {
         if (ring_made_) ::close(ring_.ring_fd);  // else the child keeps the ring and its pinned memory alive
         (void)wake_event_.close();
         disowned_ = true;
       }) {}
 
-Result<std::unique_ptr<IoQueue>> UringQueue::create(const IoQueueOptions& options) {
-  std::unique_ptr<UringQueue> queue(new UringQueue(options));
+Result<std::unique_ptr<IoQueue>> UringQueue::create(const IoQueueOptions& options, Duration nudge_after) {
+  std::unique_ptr<UringQueue> queue(new UringQueue(options, nudge_after));
   SW_TRY(queue->start());
   return queue;
 }
 
 Status UringQueue::start() {
-  // One entry per request and one for the wake poll. The completion queue has twice as many and cannot overflow.
-  const unsigned entries = std::bit_ceil(depth_ + 1);
+  // One entry per request and nudge, and one for the wake poll. The completion queue has twice as many and cannot
+  // overflow.
+  const unsigned entries = std::bit_ceil(depth_ + kMaxNudges + 1);
   // Process completions when we enter the kernel anyway, instead of interrupting checksums (Linux 5.19).
   io_uring_params params{};
   params.flags = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG | IORING_SETUP_SUBMIT_ALL;
@@ -87,10 +94,12 @@ void UringQueue::drain() {
   for (const unsigned slot : unqueued_) free_.push_back(slot);
   unqueued_.clear();
   while (in_flight() > 0) {
-    io_uring_submit_and_wait(&ring_, 1);
+    __kernel_timespec limit = to_timespec(nudge_after_);
     io_uring_cqe* cqe = nullptr;
+    if (io_uring_submit_and_wait_timeout(&ring_, &cqe, 1, &limit, nullptr) == -ETIME) nudge();
     while (io_uring_peek_cqe(&ring_, &cqe) == 0) {
-      if (cqe->user_data != kWakeData) free_.push_back(static_cast<unsigned>(cqe->user_data));
+      if (cqe->user_data < depth_) free_.push_back(static_cast<unsigned>(cqe->user_data));
+      if (cqe->user_data == kNudgeData) --nudges_;
       io_uring_cqe_seen(&ring_, cqe);
     }
   }
@@ -191,6 +200,7 @@ bool UringQueue::queue_piece(unsigned number) {
 Status UringQueue::submit(const IoRequest& request) {
   if (disowned_) return closed_by_fork();
   if (free_.empty()) return fail(ErrorKind::kInternal, "the I/O queue is full");
+  if (in_flight() == 0) quiet_since_ = std::chrono::steady_clock::now();
   const unsigned number = free_.back();
   free_.pop_back();
   Slot& slot = slots_[number];
@@ -223,6 +233,11 @@ bool UringQueue::reap(std::vector<IoCompletion>& completions) {
       woken = consume_wake() || woken;
       continue;
     }
+    if (data == kNudgeData) {
+      --nudges_;
+      continue;
+    }
+    quiet_since_ = std::chrono::steady_clock::now();
     const auto number = static_cast<unsigned>(data);
     Slot& slot = slots_[number];
     if (slot.transfer.advance(answer)) {
@@ -268,9 +283,28 @@ Status UringQueue::wait(std::vector<IoCompletion>& completions, std::optional<Du
     // Completions may become visible only when we enter the kernel, so enter it once before giving up.
     const Duration left = std::max(Duration::zero(), Duration(deadline - std::chrono::steady_clock::now()));
     if (timeout && left == Duration::zero() && entered) return {};
-    SW_TRY(enter(timeout ? std::optional(left) : std::nullopt));
+    const bool transfers = in_flight() > 0;
+    std::optional<Duration> limit = timeout ? std::optional(left) : std::nullopt;
+    if (transfers) limit = std::min(limit.value_or(kLongest), nudge_after_);
+    SW_TRY(enter(limit));
     entered = true;
+    if (transfers && std::chrono::steady_clock::now() - quiet_since_ >= nudge_after_) nudge();
   }
+}
+
+// Transfers that would block are done by worker threads, which the kernel makes when they are needed. If it fails to
+// make one (seen on Linux 6.18, on a machine that was short of processors), the transfer waits until another one needs
+// a worker, and for ever if none does. So if nothing has ended for a while, queue an operation that needs a worker and
+// does nothing. If the disk is only slow, this costs nothing.
+void UringQueue::nudge() {
+  quiet_since_ = std::chrono::steady_clock::now();
+  if (nudges_ == kMaxNudges) return;
+  io_uring_sqe* sqe = next_sqe();
+  if (sqe == nullptr) return;
+  io_uring_prep_nop(sqe);
+  io_uring_sqe_set_flags(sqe, IOSQE_ASYNC);
+  io_uring_sqe_set_data64(sqe, kNudgeData);
+  ++nudges_;  // the next call that enters the kernel submits it
 }
 
 // The poll fires once; the next wait() arms it again. If the queue is full, that is left to the next round.

@@ -20,8 +20,12 @@ namespace slackwater {
 
 class UringQueue final : public IoQueue {
  public:
-  // An Error if the kernel does not permit io_uring or is older than Linux 5.11.
-  [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options);
+  // How long no transfer may end before the kernel is nudged, see nudge().
+  static constexpr Duration kNudgeAfter = std::chrono::seconds(1);
+
+  // An Error if the kernel does not permit io_uring or is older than Linux 5.11. Tests make `nudge_after` shorter.
+  [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options,
+                                                               Duration nudge_after = kNudgeAfter);
   ~UringQueue() override;
 
   [[nodiscard]] std::string_view backend() const override { return "io_uring"; }
@@ -47,7 +51,7 @@ class UringQueue final : public IoQueue {
     unsigned in_flight = 0;
   };
 
-  explicit UringQueue(const IoQueueOptions& options);
+  UringQueue(const IoQueueOptions& options, Duration nudge_after);
   [[nodiscard]] Status start();
   [[nodiscard]] io_uring_sqe* next_sqe();
   [[nodiscard]] bool queue_piece(unsigned slot);
@@ -58,9 +62,11 @@ class UringQueue final : public IoQueue {
   void finish(unsigned slot, Result<std::uint64_t> result, std::vector<IoCompletion>& completions);
   [[nodiscard]] Status enter(std::optional<Duration> timeout);
   void drain();
+  void nudge();
 
   const unsigned depth_;
   const unsigned buffer_slots_;
+  const Duration nudge_after_;
 
   io_uring ring_{};
   bool ring_made_ = false;
@@ -71,6 +77,9 @@ class UringQueue final : public IoQueue {
   std::vector<unsigned> unqueued_;  // slots whose next piece found the submission queue full
   std::array<FileSlot, 16> files_{};
   std::uint64_t uses_ = 0;
+
+  std::chrono::steady_clock::time_point quiet_since_;  // no transfer has ended since then
+  unsigned nudges_ = 0;                                 // in the ring
 
   UniqueFd wake_event_;
   bool wake_armed_ = false;               // a poll of wake_event_ is in the ring

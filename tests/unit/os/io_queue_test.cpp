@@ -16,6 +16,7 @@
 
 #include "base/thread.hpp"
 #include "os/file_system.hpp"
+#include "os/uring_queue.hpp"
 #include "support/aligned_buffer.hpp"
 #include "support/child_process.hpp"
 #include "support/fault_file_system.hpp"
@@ -35,6 +36,7 @@ struct Kind {
   bool threads;
   bool direct;
   bool registered;
+  bool nudged = false;  // whenever nothing has ended yet
 };
 
 class IoQueueTest : public testing::TestWithParam<Kind> {
@@ -54,7 +56,11 @@ class IoQueueTest : public testing::TestWithParam<Kind> {
   }
 
   [[nodiscard]] std::unique_ptr<IoQueue> make_queue() {
-    return fs_->make_queue({.depth = kDepth, .buffer_slots = kDepth, .force_threads = GetParam().threads}).value();
+    const IoQueueOptions options{.depth = kDepth, .buffer_slots = kDepth, .force_threads = GetParam().threads};
+    if (GetParam().nudged) {
+      if (auto queue = UringQueue::create(options, 0ms)) return std::move(*queue);
+    }
+    return fs_->make_queue(options).value();
   }
   [[nodiscard]] std::unique_ptr<File> create(const std::string& name) {
     return fs_->open(dir_ / name, OpenMode::kCreateExclusive, GetParam().direct).value();
@@ -95,6 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, IoQueueTest,
                                          Kind{"UringDirect", false, true, false},
                                          Kind{"UringDirectRegistered", false, true, true},
                                          Kind{"UringBufferedRegistered", false, false, true},
+                                         Kind{"UringDirectNudged", false, true, false, true},
+                                         Kind{"UringBufferedNudged", false, false, false, true},
                                          Kind{"ThreadsBuffered", true, false, false},
                                          Kind{"ThreadsDirect", true, true, false}),
                          [](const auto& kind) { return std::string(kind.param.name); });
