@@ -60,7 +60,7 @@ TEST_F(EngineOnCudaAndAFaultyDisk, PlanThatFailsAfterTheSamplesLeavesNothingOnTh
   fs_->fail(FsCall::kMakeDirectory, EACCES, {.path = "step-"});
   Snapshot failed = save(engine, 1);
   EXPECT_FALSE(failed.wait(Level::kCommitted));
-  EXPECT_TRUE(failed.released());
+  EXPECT_TRUE(failed.wait_released());
   EXPECT_FALSE(engine.wait(Level::kCommitted));  // reported
   ASSERT_TRUE(save(engine, 2).wait(Level::kCommitted));
   EXPECT_EQ(saved(2), expected());
