@@ -256,7 +256,11 @@ class Ranks {
     const std::string path = entry.path();
     const auto named = [&](const std::string& word) { return path.find(word) != std::string::npos; };
     if (!entry.is_regular_file() || std::ranges::none_of(words, named)) continue;
-    files[path] = read_file_text(path);
+    try {
+      files[path] = read_file_text(path);
+    } catch (const std::runtime_error&) {
+      if (std::filesystem::exists(path)) throw;  // else it was a private name, which goes when the message is sent
+    }
   }
   return files;
 }
