@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "slackwater/error.hpp"
 
@@ -32,6 +33,16 @@ struct KeepBest {
   std::string metric;       // name; empty: off
   std::uint64_t count = 0;  // how many
   bool highest = false;     // whether the highest values are best, or the lowest
+};
+
+// A slower place that committed versions are copied to in the background.
+struct TierOptions {
+  std::string location;               // a directory, or s3://bucket/prefix
+  std::uint64_t every = 1;            // steps divisible by this are copied here
+  std::uint64_t keep = 2;             // how many of the newest checkpoints to keep on this tier; 0: all
+  std::uint64_t keep_every = 0;       // also keep steps divisible by this; 0: none
+  std::uint64_t bandwidth_bytes = 0;  // per second, by each rank; 0: no limit
+  std::uint64_t backlog = 4;          // versions that may wait for this tier; older ones are skipped and counted
 };
 
 struct Options {
@@ -59,6 +70,8 @@ struct Options {
   std::uint32_t local_ranks = 1;                     // how many of them share the memory of this machine
   std::chrono::milliseconds commit_timeout{60'000};  // how long ranks wait for each other
   std::uint32_t fan_in = 64;             // ranks per group, which votes as one; groups form groups, up to rank 0
+  std::vector<TierOptions> tiers;        // below `path`, the fastest first
+  bool node_local = false;               // `path` is another directory on each node
   std::shared_ptr<KeyValueStore> store;  // how the ranks talk; null: through files in the shared directory
   std::string run_name;                  // free text, stored in the attempt file
   LogSink log;                           // empty: warnings and errors go to stderr

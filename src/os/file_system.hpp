@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "os/file.hpp"
+#include "os/file_upload.hpp"
 #include "os/io_queue.hpp"
 #include "slackwater/error.hpp"
 
@@ -46,6 +47,11 @@ class FileSystem {
   // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) = 0;
+  // A large file that is copied here in parts, and that a later try can continue.
+  [[nodiscard]] virtual Result<std::unique_ptr<FileUpload>> begin_upload(const std::string& path,
+                                                                         std::uint64_t /*size_bytes*/) {
+    return fail(ErrorKind::kUnsupported, "this file system takes no uploads", path);
+  }
 };
 
 // The machine's own file system. Its queues use io_uring if the kernel permits it, and worker threads otherwise.

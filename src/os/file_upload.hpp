@@ -1,0 +1,31 @@
+// FileUpload: one large file on its way to a tier, in parts. Parts may be sent in any order and by several threads.
+// It can be resumed: after a crash, FileSystem::begin_upload() of the same path continues where the last try stopped.
+// Nothing can be read under the file's name as complete before finish(), unless its bytes are those of the source.
+// Owner: whoever called begin_upload(). Thread rule: send() from several threads; the rest when no send() is running.
+// Lifetime: the FileSystem outlives it. The destructor leaves what was sent, for a later try.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+class FileUpload {
+ public:
+  virtual ~FileUpload() = default;
+
+  // Size of every part except the last; a multiple of 8 MiB.
+  [[nodiscard]] virtual std::uint64_t part_bytes() const = 0;
+  // The bytes of one part, in pieces that are not copied. A part that is there already with the same content is not
+  // transferred again.
+  [[nodiscard]] virtual Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) = 0;
+  // All parts were sent: makes the file durable under its name.
+  [[nodiscard]] virtual Status finish() = 0;
+  // Removes what was sent.
+  [[nodiscard]] virtual Status abandon() = 0;
+};
+
+}  // namespace slackwater
