@@ -175,7 +175,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 CUresult cuCtxSynchronize() {
   return enter("cuCtxSynchronize", kContext | kUnsafe, [&](Simulator& sim, Call& call) {
     Device& device = *call.device;
-    sim.wait_for_device(call, device);
+    sim.schedule.wait_for_device(call, device);
     return device.error;
   });
 }

@@ -32,7 +32,7 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
     if (graph == nullptr) return CUresult::kInvalidValue;
     *graph = nullptr;
     Graph captured;
-    if (const CUresult result = sim.end_capture(found, captured); result != CUresult::kSuccess) return result;
+    if (const CUresult result = sim.captures.end(found, captured); result != CUresult::kSuccess) return result;
     const std::uintptr_t handle = sim.new_handle();
     sim.graphs.emplace(handle, std::make_shared<const Graph>(std::move(captured)));
     *graph = reinterpret_cast<CUgraph>(handle);
@@ -65,7 +65,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
     const auto found = sim.graph_execs.find(reinterpret_cast<std::uintptr_t>(exec));
     if (found == sim.graph_execs.end()) return CUresult::kInvalidValue;
     const std::shared_ptr<GraphExec> launched = found->second;  // the call may wait for room
-    return sim.enqueue_graph(call, on, *launched);
+    return sim.schedule.enqueue_graph(call, on, *launched);
   });
 }
 

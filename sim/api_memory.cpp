@@ -18,7 +18,7 @@ CUresult unpin(Simulator& sim, Call& call, PinnedPtr range) {
   if (range.use_count() > 2) {  // ours and the one in the table
     ++sim.counts.unpinned_in_flight;
     range.reset();
-    for (const auto& device : sim.devices) sim.wait_for_device(call, *device);
+    for (const auto& device : sim.devices) sim.schedule.wait_for_device(call, *device);
   }
   sim.host.remove(address);
   return CUresult::kSuccess;
@@ -82,7 +82,7 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     if (address == 0) return CUresult::kSuccess;
     const AllocationPtr allocation = sim.memory.find(address, 1);
     if (allocation == nullptr || allocation->address != address) return CUresult::kInvalidValue;
-    sim.wait_for_device(call, *sim.device_at(allocation->device));  // as the real one does
+    sim.schedule.wait_for_device(call, *sim.device_at(allocation->device));  // as the real one does
     return sim.memory.free(address) ? CUresult::kSuccess : CUresult::kInvalidValue;
   });
 }

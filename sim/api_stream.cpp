@@ -47,7 +47,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
     const auto found = sim.streams.find(reinterpret_cast<std::uintptr_t>(stream));
     if (found == sim.streams.end()) return sim.bad_handle(stream);
     Stream& going = *found->second;
-    sim.abandon_capture(going);
+    sim.captures.abandon(going);
     std::erase_if(going.device->orphans, [](const OpPtr& op) { return op->done; });
     if (going.tail != nullptr) going.device->orphans.push_back(going.tail);
     sim.streams.erase(found);
@@ -63,9 +63,10 @@ CUresult cuStreamSynchronize(CUstream stream) {
     OpPtr last = found->tail;
     if (found->legacy) {
       // A marker on the legacy stream comes after all blocking streams.
-      if (const CUresult result = sim.enqueue(call, found, {}, &last); result != CUresult::kSuccess) return result;
+      const CUresult result = sim.schedule.enqueue(call, found, {}, &last);
+      if (result != CUresult::kSuccess) return result;
     }
-    sim.wait(call, last, true);
+    sim.schedule.wait(call, last, true);
     return found->device->error;
   });
 }
@@ -75,9 +76,9 @@ CUresult cuStreamQuery(CUstream stream) {
     const StreamPtr found = sim.stream_of(call, stream);
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (found->capture != nullptr) return spoil(*found->capture, CUresult::kStreamCaptureUnsupported);
-    if (found->legacy && sim.spoil_implicit(*found->device)) return CUresult::kStreamCaptureImplicit;
+    if (found->legacy && sim.captures.spoil_implicit(*found->device)) return CUresult::kStreamCaptureImplicit;
     if (found->device->failed()) return found->device->error;
-    return sim.idle(*found) ? CUresult::kSuccess : CUresult::kNotReady;
+    return sim.schedule.idle(*found) ? CUresult::kSuccess : CUresult::kNotReady;
   });
 }
 
@@ -87,9 +88,9 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     const EventPtr awaited = sim.event_of(event);
     if (waiting == nullptr || awaited == nullptr) return CUresult::kInvalidHandle;
     if (flags != 0) return CUresult::kInvalidValue;
-    if (waiting->capture != nullptr || awaited->capture != nullptr) return sim.wait_in_capture(waiting, *awaited);
+    if (waiting->capture != nullptr || awaited->capture != nullptr) return sim.captures.wait_for(waiting, *awaited);
     if ((sim.broken & SWSIM_IGNORE_WAITS) != 0) return CUresult::kSuccess;
-    return sim.enqueue(call, waiting, {}, nullptr, awaited->record);
+    return sim.schedule.enqueue(call, waiting, {}, nullptr, awaited->record);
   });
 }
 
@@ -120,7 +121,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     OpPtr marker;
     const CapturePtr capture = recorded->capture;
     const bool joined = recorded->joined;
-    if (const CUresult result = sim.enqueue(call, recorded, {}, &marker); result != CUresult::kSuccess) return result;
+    const CUresult result = sim.schedule.enqueue(call, recorded, {}, &marker);
+    if (result != CUresult::kSuccess) return result;
     found->record = marker;
     found->capture = capture;
     if (capture != nullptr) {
@@ -150,7 +152,7 @@ CUresult cuEventSynchronize(CUevent event) {
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (found->capture != nullptr) return spoil(*found->capture, CUresult::kCapturedEvent);
     const OpPtr record = found->record;  // recording the event again meanwhile makes no difference
-    sim.wait(call, record, (found->flags & kEventBlockingSync) == 0);
+    sim.schedule.wait(call, record, (found->flags & kEventBlockingSync) == 0);
     return found->device->error;
   });
 }
@@ -160,7 +162,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
     const StreamPtr found = sim.stream_of(call, stream);
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (status == nullptr) return CUresult::kInvalidValue;
-    if (found->legacy && sim.capturing_implicitly(*found->device)) return CUresult::kStreamCaptureImplicit;
+    if (found->legacy && sim.captures.any_implicit(*found->device)) return CUresult::kStreamCaptureImplicit;
     *status = CUstreamCaptureStatus::kNone;
     if (found->capture != nullptr) {
       *status = found->capture->invalidated ? CUstreamCaptureStatus::kInvalidated : CUstreamCaptureStatus::kActive;
@@ -182,7 +184,7 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     const StreamPtr found = sim.stream_of(call, stream);
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (mode > CUstreamCaptureMode::kRelaxed) return CUresult::kInvalidValue;
-    return sim.begin_capture(found, mode);
+    return sim.captures.begin(found, mode);
   });
 }
 

@@ -60,7 +60,7 @@ void ComputeEngine::end_first(std::unique_lock<std::mutex>& lock) {
     lock.lock();
     if (result != cuda::CUresult::kSuccess) device_.fail(result);
   }
-  simulator_.complete(ended.op, std::min(ended.ends_at, Clock::now()));
+  simulator_.schedule.complete(ended.op, std::min(ended.ends_at, Clock::now()));
 }
 
 }  // namespace slackwater::sim

@@ -41,7 +41,7 @@ int swsim_get_config(int device, swsim_device_config* config) {
 int swsim_set_config(int device, const swsim_device_config* config) {
   return on_device(device, [config](Device& found) {
     found.config = *config;
-    simulator().notify_progress();  // the queue may have room now
+    simulator().schedule.notify_progress();  // the queue may have room now
   });
 }
 
@@ -186,6 +186,6 @@ int swsim_set(const char* settings) {
   }
   parsed->apply_to(sim);
   for (const auto& device : sim.devices) parsed->apply_to(*device);
-  sim.notify_progress();
+  sim.schedule.notify_progress();
   return 0;
 }

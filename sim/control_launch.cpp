@@ -52,7 +52,7 @@ int launch(const char* symbol, void* handle, std::uint64_t duration_ns, bool bot
          .work = std::make_shared<KernelWork>(std::move(kernel.body), both_phases, stream->device->memory_mutex),
          .held = std::move(kernel.held),
          .duration = Duration(duration_ns)});
-    return sim.enqueue(call, stream, std::move(tasks));
+    return sim.schedule.enqueue(call, stream, std::move(tasks));
   });
   return static_cast<int>(result);
 }

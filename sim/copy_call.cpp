@@ -159,11 +159,12 @@ CUresult queue_copies(Simulator& sim, Call& call, cuda::CUstream stream, const s
   std::vector<Task> tasks = groups.tasks();
   if (tasks.empty()) return CUresult::kSuccess;
   OpPtr queued;
-  if (const CUresult result = sim.enqueue(call, found, std::move(tasks), &queued); result != CUresult::kSuccess) {
+  if (const CUresult result = sim.schedule.enqueue(call, found, std::move(tasks), &queued);
+      result != CUresult::kSuccess) {
     return result;
   }
   if (!waits) return CUresult::kSuccess;
-  sim.wait(call, queued, true);
+  sim.schedule.wait(call, queued, true);
   return found->device->error;
 }
 

@@ -26,10 +26,10 @@ void CopyEngine::run() {
     if (simulator_.stopping) return;
     const OpPtr op = take_first();
     if (device_.failed()) {
-      simulator_.complete(op, Clock::now());
+      simulator_.schedule.complete(op, Clock::now());
     } else {
       copy(lock, *op);
-      simulator_.complete(op, free_at_);
+      simulator_.schedule.complete(op, free_at_);
     }
   }
 }

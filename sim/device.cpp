@@ -17,7 +17,7 @@ Device::Device(Simulator& owner, int device_ordinal)
 void Device::fail(cuda::CUresult code) {
   if (!failed()) error = code;
   wake();
-  simulator.notify_progress();
+  simulator.schedule.notify_progress();
 }
 
 void Device::wake() {

@@ -1,4 +1,5 @@
-// Simulator: the order of work. Streams, waits and the rules of the legacy default stream become edges between ops.
+#include "sim/schedule.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -6,7 +7,7 @@
 
 namespace slackwater::sim {
 
-OpPtr Simulator::new_op(const Stream& stream, Task task, bool uncounted) {
+OpPtr Schedule::new_op(const Stream& stream, Task task, bool uncounted) {
   auto op = std::make_shared<Op>();
   op->device = stream.device;
   op->engine = task.engine;
@@ -21,38 +22,39 @@ OpPtr Simulator::new_op(const Stream& stream, Task task, bool uncounted) {
   ++op->backlog->pending;
   op->sequence = ++next_sequence_;
   op->ready_at = Clock::now();
-  ++counts.pending;
+  ++simulator_.counts.pending;
   return op;
 }
 
-void Simulator::wait_for_room(Call& call, const Stream& stream) {
+void Schedule::wait_for_room(Call& call, const Stream& stream) {
   const std::shared_ptr<Backlog> backlog = stream.backlog;
   const Device& device = *stream.device;
   const auto has_room = [&] {
     const std::uint64_t limit = device.config.queue_limit;
-    return limit == 0 || backlog->pending < limit || device.failed() || stopping;
+    return limit == 0 || backlog->pending < limit || device.failed() || simulator_.stopping;
   };
   if (has_room()) return;
-  ++counts.blocked_calls;
+  ++simulator_.counts.blocked_calls;
   ++backlog->waiting;
   progress_.wait(call.lock, has_room);
   --backlog->waiting;
 }
 
-CUresult Simulator::make_room(Call& call, const StreamPtr& stream) {
+CUresult Schedule::make_room(Call& call, const StreamPtr& stream) {
   if (stream->capture == nullptr) wait_for_room(call, *stream);
   if (stream->capture != nullptr) {  // it may have begun meanwhile
     return stream->capture->invalidated ? CUresult::kStreamCaptureInvalidated : CUresult::kSuccess;
   }
   if (stream->device->failed()) return stream->device->error;
-  return stream->legacy && spoil_implicit(*stream->device) ? CUresult::kStreamCaptureImplicit : CUresult::kSuccess;
+  const bool spoiled = stream->legacy && simulator_.captures.spoil_implicit(*stream->device);
+  return spoiled ? CUresult::kStreamCaptureImplicit : CUresult::kSuccess;
 }
 
-std::vector<OpPtr> Simulator::last_before(const Stream& stream) const {
+std::vector<OpPtr> Schedule::last_before(const Stream& stream) const {
   const Device& device = *stream.device;
   std::vector<OpPtr> before{stream.tail};
   if (stream.legacy) {
-    for (const auto& [handle, other] : streams) {
+    for (const auto& [handle, other] : simulator_.streams) {
       if (other->device == &device && other->blocking) before.push_back(other->tail);
     }
     for (const auto& [thread, other] : device.thread_streams) before.push_back(other->tail);
@@ -62,7 +64,7 @@ std::vector<OpPtr> Simulator::last_before(const Stream& stream) const {
   return before;
 }
 
-CUresult Simulator::enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued,
+CUresult Schedule::enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued,
                             OpPtr also_after) {
   if (const CUresult result = make_room(call, stream); result != CUresult::kSuccess) return result;
   if (stream->capture != nullptr) {
@@ -95,7 +97,7 @@ CUresult Simulator::enqueue(Call& call, const StreamPtr& stream, std::vector<Tas
   return CUresult::kSuccess;
 }
 
-CUresult Simulator::enqueue_graph(Call& call, const StreamPtr& stream, GraphExec& graph) {
+CUresult Schedule::enqueue_graph(Call& call, const StreamPtr& stream, GraphExec& graph) {
   if (const CUresult result = make_room(call, stream); result != CUresult::kSuccess) return result;
   if (stream->capture != nullptr) {  // would be a child graph, which we do not model
     stream->capture->invalidated = true;
@@ -127,13 +129,13 @@ CUresult Simulator::enqueue_graph(Call& call, const StreamPtr& stream, GraphExec
   return CUresult::kSuccess;
 }
 
-void Simulator::link(const OpPtr& before, const OpPtr& after) {
+void Schedule::link(const OpPtr& before, const OpPtr& after) {
   if (before == nullptr || before->done) return;
   before->next.push_back(after);
   ++after->missing;
 }
 
-void Simulator::launch(const OpPtr& op) {
+void Schedule::launch(const OpPtr& op) {
   switch (op->engine) {
     case EngineKind::kNone: break;
     case EngineKind::kCompute: op->device->compute.add(op); break;
@@ -142,7 +144,7 @@ void Simulator::launch(const OpPtr& op) {
   }
 }
 
-void Simulator::complete(const OpPtr& op, TimePoint at) {
+void Schedule::complete(const OpPtr& op, TimePoint at) {
   op->done_at = at;
   std::vector<OpPtr> done{op};
   bool watched = false;
@@ -153,7 +155,7 @@ void Simulator::complete(const OpPtr& op, TimePoint at) {
     current->work.reset();
     current->held.clear();
     watched |= current->watched;
-    --counts.pending;
+    --simulator_.counts.pending;
     --current->backlog->pending;
     watched |= current->backlog->waiting > 0;
     for (const OpPtr& next : std::exchange(current->next, {})) {
@@ -170,17 +172,17 @@ void Simulator::complete(const OpPtr& op, TimePoint at) {
   if (watched) progress_.notify_all();
 }
 
-void Simulator::wait(Call& call, const OpPtr& op, bool spins) {
+void Schedule::wait(Call& call, const OpPtr& op, bool spins) {
   if (op == nullptr || op->done) return;
-  ++counts.host_waits;
-  if (spins) ++counts.spinning_waits;
+  ++simulator_.counts.host_waits;
+  if (spins) ++simulator_.counts.spinning_waits;
   op->watched = true;
-  progress_.wait(call.lock, [this, &op] { return op->done || stopping; });
+  progress_.wait(call.lock, [this, &op] { return op->done || simulator_.stopping; });
 }
 
-void Simulator::wait_for_device(Call& call, Device& device) {
+void Schedule::wait_for_device(Call& call, Device& device) {
   std::vector<OpPtr> last = device.orphans;
-  for (const auto& [handle, stream] : streams) {
+  for (const auto& [handle, stream] : simulator_.streams) {
     if (stream->device == &device) last.push_back(stream->tail);
   }
   for (const auto& [thread, stream] : device.thread_streams) last.push_back(stream->tail);
@@ -188,14 +190,14 @@ void Simulator::wait_for_device(Call& call, Device& device) {
   for (const OpPtr& op : last) wait(call, op, true);
 }
 
-bool Simulator::idle(const Stream& stream) const {
+bool Schedule::idle(const Stream& stream) const {
   const auto over = [](const Stream& other) { return other.tail == nullptr || other.tail->done; };
   if (!over(stream)) return false;
   if (!stream.legacy) return true;
   const auto idle_or_unrelated = [&](const auto& entry) {
     return entry.second->device != stream.device || !entry.second->blocking || over(*entry.second);
   };
-  return std::ranges::all_of(streams, idle_or_unrelated) &&
+  return std::ranges::all_of(simulator_.streams, idle_or_unrelated) &&
          std::ranges::all_of(stream.device->thread_streams, idle_or_unrelated);
 }
 

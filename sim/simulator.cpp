@@ -70,7 +70,7 @@ CUresult Simulator::admit(const char* symbol, unsigned needs, Call& call) {
     if (call.device == nullptr) return CUresult::kContextIsDestroyed;
     if ((needs & kCleanup) == 0 && call.device->failed()) return call.device->error;
   }
-  return (needs & kUnsafe) != 0 ? check_unsafe(call.thread) : CUresult::kSuccess;
+  return (needs & kUnsafe) != 0 ? captures.check_unsafe(call.thread) : CUresult::kSuccess;
 }
 
 CUresult Simulator::spend(Call& call, int cost, std::uint64_t size_bytes) {
@@ -133,7 +133,7 @@ void Simulator::stop() {
     const std::lock_guard lock(mutex);
     stopping = true;
     for (const auto& device : devices) device->wake();
-    progress_.notify_all();
+    schedule.notify_progress();
     driver_lock.wake();
     threads.swap(threads_);
   }
@@ -164,11 +164,11 @@ void Simulator::forget_everything() {
 }
 
 void Simulator::destroy_context(Call& call, Device& device) {
-  wait_for_device(call, device);
+  schedule.wait_for_device(call, device);
   for (const auto& [handle, stream] : streams) {
-    if (stream->device == &device) abandon_capture(*stream);
+    if (stream->device == &device) captures.abandon(*stream);
   }
-  for (const auto& [thread, stream] : device.thread_streams) abandon_capture(*stream);
+  for (const auto& [thread, stream] : device.thread_streams) captures.abandon(*stream);
   const auto belongs = [&device](const auto& entry) { return entry.second->device == &device; };
   counts.abandoned += std::erase_if(streams, belongs) + std::erase_if(events, belongs);
   counts.abandoned += memory.free_all_of(device.ordinal) + host.remove_all_of(device.ordinal);

@@ -1,5 +1,5 @@
 // Simulator: the state behind the exported functions. There is one per process, as there is one driver. It is a global,
-// but never part of the product.
+// but never part of the product. Schedule has the order of work, Captures what is recorded instead of run.
 // Thread rule: `mutex` guards everything. Lifetime: never destroyed, because calls may come while the process exits.
 // Its threads are joined then, and later calls return CUDA_ERROR_DEINITIALIZED.
 #pragma once
@@ -7,7 +7,6 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -21,18 +20,19 @@
 #include <vector>
 
 #include "device/cuda/abi.hpp"
+#include "sim/call.hpp"
+#include "sim/captures.hpp"
 #include "sim/device.hpp"
 #include "sim/device_memory.hpp"
 #include "sim/driver_lock.hpp"
 #include "sim/graph.hpp"
 #include "sim/host_memory.hpp"
+#include "sim/schedule.hpp"
 #include "sim/settings.hpp"
 #include "sim/sim_cuda.h"
 #include "sim/work.hpp"
 
 namespace slackwater::sim {
-
-using cuda::CUresult;
 
 // What an exported function needs. Combine with |.
 inline constexpr unsigned kAlways = 0;
@@ -40,30 +40,6 @@ inline constexpr unsigned kInit = 1;
 inline constexpr unsigned kContext = 2 | kInit;  // a current context without a sticky error
 inline constexpr unsigned kUnsafe = 4;           // forbidden during a capture that covers this thread
 inline constexpr unsigned kCleanup = 8;          // works on a failed context, too, and then returns its error
-
-// State of the calling thread. A reset of the simulator drops it.
-struct ThreadState {
-  std::uint64_t generation = 0;
-  std::vector<cuda::CUcontext> contexts;  // the current one last
-  cuda::CUstreamCaptureMode capture_mode = cuda::CUstreamCaptureMode::kGlobal;
-};
-
-// A call in progress: its thread and its device.
-struct Call {
-  std::unique_lock<std::mutex>& lock;
-  ThreadState& thread;
-  Device* device = nullptr;  // of the current context; null if there is none
-};
-
-// Work to be queued on a stream.
-struct Task {
-  EngineKind engine = EngineKind::kNone;
-  std::shared_ptr<Work> work;
-  std::vector<std::shared_ptr<const void>> held{};  // memory that must stay until it is done
-  Duration duration{0};
-  std::uint64_t copy_bytes = 0;
-  bool pageable = false;
-};
 
 class Simulator {
  public:
@@ -96,32 +72,6 @@ class Simulator {
   [[nodiscard]] EventPtr event_of(cuda::CUevent handle);
   CUresult bad_handle(const void* handle);  // counts it; ends the process if a test asked for that
 
-  // --- work ---
-  // Queues tasks after everything on the stream, without order among themselves. No task: queues a marker. `queued`
-  // gets the op that stands for all of them, or null if a capture recorded them. Gives up the lock while the stream's
-  // queue is full.
-  [[nodiscard]] CUresult enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued = nullptr,
-                                 OpPtr also_after = nullptr);
-  // Queues every node of a graph after everything on the stream and after the graph's last launch.
-  [[nodiscard]] CUresult enqueue_graph(Call& call, const StreamPtr& stream, GraphExec& graph);
-  void complete(const OpPtr& op, TimePoint at);
-  // The calling thread sleeps. `spins` says that it would spin with a real device.
-  void wait(Call& call, const OpPtr& op, bool spins);
-  void wait_for_device(Call& call, Device& device);
-  void notify_progress() { progress_.notify_all(); }
-  [[nodiscard]] bool idle(const Stream& stream) const;
-
-  // --- capture ---
-  [[nodiscard]] CUresult begin_capture(const StreamPtr& stream, cuda::CUstreamCaptureMode mode);
-  [[nodiscard]] CUresult end_capture(const StreamPtr& stream, Graph& graph);
-  void abandon_capture(Stream& stream);  // the stream is being destroyed; does nothing if it is not capturing
-  // Refuses a call that is unsafe during captures that cover this thread, and invalidates those captures.
-  [[nodiscard]] CUresult check_unsafe(const ThreadState& thread);
-  // Invalidates captures of streams that are implicitly ordered with the legacy stream. True if there were any.
-  bool spoil_implicit(const Device& device);
-  [[nodiscard]] bool capturing_implicitly(const Device& device) const;
-  [[nodiscard]] CUresult wait_in_capture(const StreamPtr& stream, Event& event);
-
   std::mutex mutex;
   bool initialized = false;
   bool stopping = false;
@@ -131,7 +81,8 @@ class Simulator {
   std::unordered_map<std::uintptr_t, EventPtr> events;
   std::unordered_map<std::uintptr_t, std::shared_ptr<const Graph>> graphs;
   std::unordered_map<std::uintptr_t, std::shared_ptr<GraphExec>> graph_execs;
-  std::vector<CapturePtr> captures;  // in progress
+  Captures captures;
+  Schedule schedule{*this};
   DriverLock driver_lock{stopping};
   DeviceMemory memory;
   HostMemory host;
@@ -149,23 +100,12 @@ class Simulator {
   std::mt19937_64 shuffle;  // for the order inside a batch
 
  private:
-  // Checks that the stream takes work, and waits for room.
-  [[nodiscard]] CUresult make_room(Call& call, const StreamPtr& stream);
-  [[nodiscard]] std::vector<OpPtr> last_before(const Stream& stream) const;  // what the next op of the stream waits for
-  void wait_for_room(Call& call, const Stream& stream);
-  void link(const OpPtr& before, const OpPtr& after);
-  void launch(const OpPtr& op);
-  // With `uncounted`, the op takes no place in the stream's queue.
-  [[nodiscard]] OpPtr new_op(const Stream& stream, Task task, bool uncounted = false);
-
-  std::condition_variable progress_;  // a watched op is done
   std::vector<std::jthread> threads_;
   std::atomic<pid_t> owner_{0};
   std::optional<Settings> settings_;  // of the environment, once read; empty if they are wrong
   bool settings_wrong_ = false;
   std::uint64_t generation_ = 1;
   std::uintptr_t next_handle_ = 0x5157'0000'0000;  // never reused, never a valid address
-  std::uint64_t next_sequence_ = 0;
 };
 
 [[nodiscard]] Simulator& simulator();

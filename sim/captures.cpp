@@ -1,9 +1,9 @@
-// Simulator: stream capture. Work on a capturing stream is recorded, not run. A call that the capture cannot see
-// invalidates it.
-#include <algorithm>
-#include <utility>
+#include "sim/captures.hpp"
 
-#include "sim/simulator.hpp"
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
 
 namespace slackwater::sim {
 namespace {
@@ -20,7 +20,7 @@ void leave(Capture& capture) {
 
 }  // namespace
 
-CUresult Simulator::begin_capture(const StreamPtr& stream, cuda::CUstreamCaptureMode mode) {
+CUresult Captures::begin(const StreamPtr& stream, cuda::CUstreamCaptureMode mode) {
   if (stream->legacy) return CUresult::kStreamCaptureUnsupported;
   if (stream->capture != nullptr) return CUresult::kIllegalState;
   auto capture = std::make_shared<Capture>();
@@ -28,11 +28,11 @@ CUresult Simulator::begin_capture(const StreamPtr& stream, cuda::CUstreamCapture
   capture->thread = std::this_thread::get_id();
   capture->streams.push_back(stream);
   stream->capture = capture;
-  captures.push_back(capture);
+  captures_.push_back(capture);
   return CUresult::kSuccess;
 }
 
-CUresult Simulator::end_capture(const StreamPtr& stream, Graph& graph) {
+CUresult Captures::end(const StreamPtr& stream, Graph& graph) {
   const CapturePtr capture = stream->capture;
   if (capture == nullptr) return CUresult::kIllegalState;
   if (capture->streams.front() != stream) return CUresult::kStreamCaptureUnmatched;
@@ -42,24 +42,24 @@ CUresult Simulator::end_capture(const StreamPtr& stream, Graph& graph) {
   const bool unjoined = std::any_of(capture->streams.begin() + 1, capture->streams.end(),
                                     [](const StreamPtr& forked) { return !forked->joined; });
   leave(*capture);
-  std::erase(captures, capture);
+  std::erase(captures_, capture);
   if (capture->invalidated) return CUresult::kStreamCaptureInvalidated;
   if (unjoined) return CUresult::kStreamCaptureUnjoined;
   graph = std::move(capture->graph);
   return CUresult::kSuccess;
 }
 
-void Simulator::abandon_capture(Stream& stream) {
+void Captures::abandon(Stream& stream) {
   const CapturePtr capture = stream.capture;
   if (capture == nullptr) return;
   leave(*capture);
-  std::erase(captures, capture);
+  std::erase(captures_, capture);
 }
 
-CUresult Simulator::check_unsafe(const ThreadState& thread) {
+CUresult Captures::check_unsafe(const ThreadState& thread) {
   if (thread.capture_mode == cuda::CUstreamCaptureMode::kRelaxed) return CUresult::kSuccess;
   CUresult result = CUresult::kSuccess;
-  for (const CapturePtr& capture : captures) {
+  for (const CapturePtr& capture : captures_) {
     const bool own = capture->thread == std::this_thread::get_id();
     const bool covered = own ? capture->mode != cuda::CUstreamCaptureMode::kRelaxed
                              : capture->mode == cuda::CUstreamCaptureMode::kGlobal &&
@@ -71,16 +71,16 @@ CUresult Simulator::check_unsafe(const ThreadState& thread) {
   return result;
 }
 
-bool Simulator::capturing_implicitly(const Device& device) const {
-  return std::ranges::any_of(captures, [&device](const CapturePtr& capture) {
+bool Captures::any_implicit(const Device& device) const {
+  return std::ranges::any_of(captures_, [&device](const CapturePtr& capture) {
     return std::ranges::any_of(
         capture->streams, [&device](const StreamPtr& stream) { return stream->device == &device && stream->blocking; });
   });
 }
 
-bool Simulator::spoil_implicit(const Device& device) {
-  if (!capturing_implicitly(device)) return false;
-  for (const CapturePtr& capture : captures) {
+bool Captures::spoil_implicit(const Device& device) {
+  if (!any_implicit(device)) return false;
+  for (const CapturePtr& capture : captures_) {
     for (const StreamPtr& stream : capture->streams) {
       if (stream->device == &device && stream->blocking) capture->invalidated = true;
     }
@@ -88,7 +88,7 @@ bool Simulator::spoil_implicit(const Device& device) {
   return true;
 }
 
-CUresult Simulator::wait_in_capture(const StreamPtr& stream, Event& event) {
+CUresult Captures::wait_for(const StreamPtr& stream, Event& event) {
   if (event.capture == nullptr) {
     // Work from before the capture. A graph that is replayed later cannot wait for it.
     if (event.record == nullptr) return CUresult::kSuccess;
