@@ -42,12 +42,12 @@ class SpeedRun {
     SW_ASSIGN(host_, scratch_.allocate_pinned(size_bytes_));
     fill_random({host_, size_bytes_}, 3);
     SW_TRY(scratch_.upload(state_, host_, size_bytes_));
-    SW_TRY(scratch_.wait(settings_.patience()));
+    SW_TRY(scratch_.wait(settings_.time_limit()));
     Options options = settings_.engine_options("speed");
     options.pool_bytes = size_bytes_ + 4 * options.slab_bytes;  // copies never wait for the disk
     SW_ASSIGN(EngineRun engine, EngineRun::open(settings_, std::move(options)));
     SW_TRY(engine->prepare(state()));
-    SW_TRY(engine->wait_prepared(settings_.patience()));
+    SW_TRY(engine->wait_prepared(settings_.time_limit()));
 
     Speeds speeds;
     const int pairs = settings_.quick ? 1 : 5;
@@ -65,7 +65,7 @@ class SpeedRun {
       // No fence: copies go on by themselves, and the trainer's calls come in between.
       while (snapshot->progress().level < Level::kStaged && !snapshot->progress().failed)
         SW_TRY(call(speeds.small_copy.copying, speeds.launch.copying));
-      SW_TRY(snapshot->wait(Level::kCommitted, settings_.patience()));
+      SW_TRY(snapshot->wait(Level::kCommitted, settings_.time_limit()));
     }
     SW_TRY(engine.close());
     return speeds;
@@ -85,7 +85,7 @@ class SpeedRun {
   Result<double> bare_copy() {
     const Stopwatch watch;
     SW_TRY(scratch_.download(host_, state_, size_bytes_));
-    SW_TRY(scratch_.wait(settings_.patience()));
+    SW_TRY(scratch_.wait(settings_.time_limit()));
     return static_cast<double>(size_bytes_) / watch.seconds() / 1e9;
   }
 
@@ -106,7 +106,7 @@ class SpeedRun {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     const double seconds = watch.seconds();
-    SW_TRY(snapshot->wait(Level::kCommitted, settings_.patience()));
+    SW_TRY(snapshot->wait(Level::kCommitted, settings_.time_limit()));
     // Staged at the first look: too quick to measure from slab to slab.
     if (first_bytes == 0) return static_cast<double>(size_bytes_) / seconds / 1e9;
     return static_cast<double>(size_bytes_ - std::min(first_bytes, size_bytes_)) / (seconds - first_seconds) / 1e9;
@@ -117,13 +117,13 @@ class SpeedRun {
     const std::uint64_t bytes = on_host_ ? kHostCallBytes : kSmallBytes;
     const Stopwatch copying;
     SW_TRY(scratch_.download(host_, other_, bytes));
-    SW_TRY(scratch_.wait(settings_.patience()));
+    SW_TRY(scratch_.wait(settings_.time_limit()));
     small_copy.push_back(copying.seconds() * 1e3);
     if (on_host_) return {};
     const Stopwatch launching;
     SW_TRY(scratch_.update(other_ + bytes, other_, bytes));
     launch.push_back(launching.seconds() * 1e3);
-    return scratch_.wait(settings_.patience());
+    return scratch_.wait(settings_.time_limit());
   }
 
   const Settings& settings_;

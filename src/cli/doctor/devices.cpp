@@ -39,14 +39,14 @@ Check device_line(std::string name, Verdict verdict = Verdict::kPass, std::strin
 }
 
 // One small copy each way.
-Status probe(cuda::CudaScratch& scratch, std::chrono::milliseconds patience) {
+Status probe(cuda::CudaScratch& scratch, std::chrono::milliseconds time_limit) {
   const auto device = scratch.allocate(kProbeBytes);
   if (!device) return fail(device.error());
   const auto host = scratch.allocate_pinned(2 * kProbeBytes);
   if (!host) return fail(host.error());
   fill_random({*host, kProbeBytes}, 4);
   for (const Status& step : {scratch.upload(*device, *host, kProbeBytes),
-                             scratch.download(*host + kProbeBytes, *device, kProbeBytes), scratch.wait(patience)})
+                             scratch.download(*host + kProbeBytes, *device, kProbeBytes), scratch.wait(time_limit)})
     if (!step) return step;
   if (std::memcmp(*host, *host + kProbeBytes, kProbeBytes) != 0)
     return fail(ErrorKind::kDevice, "bytes that were copied to the device and back have changed");
@@ -268,7 +268,7 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
     emit({.section = "copies", .name = name, .verdict = Verdict::kSkip, .figure = "too little of its memory is free"});
     return;
   }
-  if (const Status works = probe(*scratch, Settings::short_patience()); !works)
+  if (const Status works = probe(*scratch, Settings::short_time_limit()); !works)
     return give_up("copy and back", works.error());
   scratch->free_all();
 
@@ -289,7 +289,7 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
     });
     // A device that hangs or is lost fails everything that follows. Freeing its memory could hang, too.
     if (!healthy) {
-      const Status works = probe(*scratch, Settings::short_patience());
+      const Status works = probe(*scratch, Settings::short_time_limit());
       if (!works) return give_up("copy and back", works.error());
     }
     scratch->free_all();

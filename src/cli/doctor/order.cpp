@@ -75,7 +75,7 @@ Result<Trouble> play_round(Play& play, Engine& engine, std::uint64_t step, std::
   const Status fenced = random() % 4 == 0 ? snapshot->fence() : snapshot->fence(play.streams());
   SW_TRY(play.update());
   if (!fenced) return Trouble(reason(fenced.error()));
-  if (const Status committed = snapshot->wait(Level::kCommitted, settings.patience()); !committed)
+  if (const Status committed = snapshot->wait(Level::kCommitted, settings.time_limit()); !committed)
     return Trouble(reason(committed.error()));
   return play.differs(engine, step, slices, expected);
 }
@@ -133,10 +133,10 @@ Check missing_fence_check(const Settings& settings, Scratch& scratch) {
     Snapshot snapshot = **saved;
     const Stopwatch watch;
     while (snapshot.progress().staged_bytes == 0 && !snapshot.progress().failed &&
-           watch.seconds() * 1e3 < static_cast<double>(settings.patience().count()))
+           watch.seconds() * 1e3 < static_cast<double>(settings.time_limit().count()))
       std::this_thread::yield();
     if (const Status updated = play->update(); !updated) return failed(std::move(check), updated.error().to_string());
-    const Status committed = snapshot.wait(Level::kCommitted, settings.patience());
+    const Status committed = snapshot.wait(Level::kCommitted, settings.time_limit());
     if (!committed && committed.error().kind == ErrorKind::kTorn) {
       check.figure = "an update without a fence was caught, and its checkpoint failed";
       return check;
@@ -175,7 +175,7 @@ Check batches_check(const Settings& settings, Scratch& scratch) {
       SW_ASSIGN(EngineRun engine, EngineRun::open(settings, std::move(options)));
       SW_ASSIGN(auto snapshot, engine->save(1, play->state(slices)));
       SW_TRY(snapshot->fence(play->streams()));
-      SW_TRY(snapshot->wait(Level::kCommitted, settings.patience()));
+      SW_TRY(snapshot->wait(Level::kCommitted, settings.time_limit()));
       SW_ASSIGN(Trouble trouble, play->differs(*engine, 1, slices, play->expected()));
       SW_TRY(engine.close());
       return trouble;

@@ -1,5 +1,5 @@
 // Whether checkpoints hold the right bytes: those of the moment of save(), whatever the trainer does after the fence.
-// The same checks run on host memory and on each CUDA device. Each returns within a few times Settings::patience().
+// The same checks run on host memory and on each CUDA device. Each returns within a few times Settings::time_limit().
 // Thread rule: one thread.
 #pragma once
 

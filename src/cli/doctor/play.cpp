@@ -33,10 +33,10 @@ Place place_of(const Slice& slice, std::size_t index, std::byte* arena, int devi
 Result<EngineRun> EngineRun::open(const Settings& settings, Options options) {
   std::string path = options.path;
   SW_ASSIGN(Engine engine, Engine::open(std::move(options)));
-  return EngineRun(std::move(engine), std::move(path), settings.patience());
+  return EngineRun(std::move(engine), std::move(path), settings.time_limit());
 }
 
-Status EngineRun::close() { return engine_->close(patience_); }
+Status EngineRun::close() { return engine_->close(time_limit_); }
 
 EngineRun::~EngineRun() {
   if (engine_ == nullptr) return;

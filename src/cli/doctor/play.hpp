@@ -33,15 +33,15 @@ class EngineRun {
 
   [[nodiscard]] Engine& operator*() const { return *engine_; }
   [[nodiscard]] Engine* operator->() const { return engine_.get(); }
-  Status close();  // within Settings::patience()
+  Status close();  // within Settings::time_limit()
 
  private:
-  EngineRun(Engine engine, std::string path, std::chrono::milliseconds patience)
-      : engine_(std::make_unique<Engine>(std::move(engine))), path_(std::move(path)), patience_(patience) {}
+  EngineRun(Engine engine, std::string path, std::chrono::milliseconds time_limit)
+      : engine_(std::make_unique<Engine>(std::move(engine))), path_(std::move(path)), time_limit_(time_limit) {}
 
   std::unique_ptr<Engine> engine_;
   std::string path_;
-  std::chrono::milliseconds patience_;
+  std::chrono::milliseconds time_limit_;
 };
 
 // A tensor in the arena: `rows` rows of `width` bytes, `pitch` apart.
@@ -69,7 +69,7 @@ class Play {
   [[nodiscard]] Result<std::optional<std::string>> differs(Engine& engine, std::uint64_t step,
                                                            std::span<const Slice> slices,
                                                            std::span<const std::byte> expected);
-  [[nodiscard]] Status wait() { return scratch_->wait(settings_->patience()); }
+  [[nodiscard]] Status wait() { return scratch_->wait(settings_->time_limit()); }
   [[nodiscard]] std::vector<StreamRef> streams() const { return scratch_->streams(); }
 
  private:

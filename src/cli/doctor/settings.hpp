@@ -26,17 +26,17 @@ struct Settings {
   double torch_timeout_s = 90;
 
   // How long a fence, a commit or a large copy may take before its check fails.
-  [[nodiscard]] std::chrono::milliseconds patience() const { return std::chrono::seconds(quick ? 10 : 20); }
+  [[nodiscard]] std::chrono::milliseconds time_limit() const { return std::chrono::seconds(quick ? 10 : 20); }
   // The same for a single small copy.
-  [[nodiscard]] static std::chrono::milliseconds short_patience() { return std::chrono::seconds(2); }
+  [[nodiscard]] static std::chrono::milliseconds short_time_limit() { return std::chrono::seconds(2); }
   // For an engine in a directory of its own below `scratch`. Says nothing on stderr.
   [[nodiscard]] Options engine_options(const std::string& name) const {
     Options options;
     options.path = scratch + "/" + name;
     options.keep = 1;
     options.cuda_driver = cuda_driver;
-    options.stall_timeout = patience();
-    options.commit_timeout = patience();
+    options.stall_timeout = time_limit();
+    options.commit_timeout = time_limit();
     options.log = [](LogLevel, std::string_view) {};
     return options;
   }

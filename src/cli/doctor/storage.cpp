@@ -76,7 +76,7 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
     return whole;
   };
   SW_TRY(engine->prepare(view()));
-  SW_TRY(engine->wait_prepared(settings.patience()));
+  SW_TRY(engine->wait_prepared(settings.time_limit()));
   const std::string raw_file = settings.scratch + "/raw";
   const Memory raw_buffer(kRawBufferBytes, true);
   fill_random(raw_buffer.bytes(), 3);
@@ -84,7 +84,7 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
   const auto save_ours = [&](std::uint64_t step) -> Status {
     const Stopwatch watch;
     SW_ASSIGN(auto snapshot, engine->save(step, view()));
-    SW_TRY(snapshot->wait(Level::kCommitted, 3 * settings.patience()));
+    SW_TRY(snapshot->wait(Level::kCommitted, 3 * settings.time_limit()));
     rates.write.ours.push_back(gigabytes / watch.seconds());
     return {};
   };
