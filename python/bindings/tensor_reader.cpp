@@ -28,6 +28,12 @@ struct ExchangeTable {
 constexpr std::uint32_t kMajorVersion = 1;
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 
+// Between two saves, the copies of the state push the tensors' own objects out of the processor's caches. Fetching
+// them ahead makes reading a thousand tensors a third faster. An object of torch takes about four lines.
+constexpr std::size_t kPrefetchAhead = 8;
+constexpr std::size_t kLineBytes = 64;
+constexpr std::size_t kLines = 4;
+
 // An exception of Python that only means "not this way".
 struct NotReadable {};
 
@@ -101,17 +107,30 @@ bool TensorReader::is_turned(nb::handle tensor, DType dtype) const {
   return is_true(call(is_neg_, tensor)) || (complex && is_true(call(is_conj_, tensor)));
 }
 
-nb::object TensorReader::read(const Structure& structure, const nb::list& tensors) const {
+nb::object TensorReader::size_of(nb::handle storage) const { return call(nbytes_, storage); }
+
+// Nothing is read here: an address where no object is any more does no harm.
+void TensorReader::prefetch(const nb::list& tensors, std::size_t index) const {
+  if (index >= tensors.size()) return;
+  __builtin_prefetch(tensors[index].ptr());
+  if (index >= last_seen_.size()) return;
+  for (std::size_t line = 0; line < kLines; ++line) __builtin_prefetch(last_seen_[index] + line * kLineBytes);
+}
+
+nb::object TensorReader::read(const Structure& structure, const nb::list& tensors) {
   if (tensors.size() != structure.watched) return nb::none();
-  enum Column : std::size_t { kAddress, kStorage, kVersion, kIdentity, kColumns };
+  enum Column : std::size_t { kAddress, kStorage, kVersion, kIdentity, kSize, kColumns };
   std::array<nb::object, kColumns> columns;
   for (nb::object& column : columns) column = nb::steal(PyList_New(static_cast<Py_ssize_t>(structure.watched)));
   const auto put = [&columns](Column column, std::size_t index, nb::object value) {
     PyList_SetItem(columns[column].ptr(), static_cast<Py_ssize_t>(index), value.release().ptr());
   };
+  std::vector<const char*> seen;
+  seen.reserve(structure.watched);
   try {
     for (std::size_t i = 0; i < structure.watched; ++i) {
       if (tensors.size() != structure.watched) return nb::none();  // torch ran code that changed the list
+      prefetch(tensors, i + kPrefetchAhead);
       const nb::object tensor = tensors[i];
       if (!is_plain(tensor)) return nb::none();
       // The storage comes first. It keeps the bytes, so that they are there for whoever reads the address.
@@ -127,15 +146,54 @@ nb::object TensorReader::read(const Structure& structure, const nb::list& tensor
           (lent.data == nullptr && !is_empty(known)) || is_turned(tensor, known.dtype)) {
         return nb::none();
       }
+      nb::object identity = attribute(tensor, identity_);
+      seen.push_back(reinterpret_cast<const char*>(PyLong_AsSize_t(identity.ptr())));
       put(kAddress, i, nb::int_(address));
-      put(kStorage, i, std::move(storage));
       put(kVersion, i, attribute(tensor, version_));
-      put(kIdentity, i, attribute(tensor, identity_));
+      put(kIdentity, i, std::move(identity));
+      if (!nbytes_.is_valid()) nbytes_ = nb::getattr(nb::handle(storage.type()), "nbytes");
+      put(kSize, i, size_of(storage));
+      put(kStorage, i, std::move(storage));
     }
   } catch (const NotReadable&) {
     return nb::none();
   }
-  return nb::make_tuple(columns[kAddress], columns[kStorage], columns[kVersion], columns[kIdentity]);
+  last_seen_ = std::move(seen);
+  return nb::make_tuple(columns[kAddress], columns[kStorage], columns[kVersion], columns[kIdentity], columns[kSize]);
+}
+
+bool TensorReader::same(const nb::list& tensors, const nb::list& addresses, const nb::list& storages,
+                        const nb::list& versions, const nb::list& identities, const nb::list& sizes) {
+  const auto equal = [](const nb::object& now, nb::handle before) {
+    const int result = PyObject_RichCompareBool(now.ptr(), before.ptr(), Py_EQ);
+    if (result < 0) PyErr_Clear();
+    return result == 1;
+  };
+  const std::size_t count = tensors.size();
+  if (!nbytes_.is_valid()) return false;  // read() has not been here
+  try {
+    for (std::size_t i = 0; i < count; ++i) {
+      if (tensors.size() != count || addresses.size() < count || storages.size() < count || versions.size() != count ||
+          identities.size() != count || sizes.size() != count) {
+        return false;
+      }
+      prefetch(tensors, i + kPrefetchAhead);
+      const nb::object tensor = tensors[i];
+      nb::dlpack::dltensor lent;
+      if (!is_plain(tensor) || from_py_object_(tensor.ptr(), &lent) != 0) {
+        PyErr_Clear();
+        return false;
+      }
+      const nb::int_ address(reinterpret_cast<std::uintptr_t>(lent.data) + lent.byte_offset);
+      if (!equal(address, addresses[i]) || !equal(attribute(tensor, version_), versions[i]) ||
+          !equal(attribute(tensor, identity_), identities[i]) || !equal(size_of(storages[i]), sizes[i])) {
+        return false;
+      }
+    }
+  } catch (const NotReadable&) {
+    return false;
+  }
+  return true;
 }
 
 void bind_tensor_reader(nb::module_& module) {
@@ -144,9 +202,12 @@ void bind_tensor_reader(nb::module_& module) {
       .def(nb::init<const nb::object&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"))
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
            nb::sig("def read(self, structure: Structure, tensors: list) -> "
-                   "tuple[list[int], list, list[int], list[int]] | None"),
+                   "tuple[list[int], list, list[int], list[int], list[int]] | None"),
            "None if a tensor differs from the structure, or is not plain. Otherwise, of each tensor: address, storage, "
-           "_version, and number of the object behind it.");
+           "_version, number of the object behind it, and bytes of its storage.")
+      .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("addresses"), nb::arg("storages"),
+           nb::arg("versions"), nb::arg("identities"), nb::arg("sizes"),
+           "Whether read() would find the same now. False also if it cannot tell.");
 }
 
 }  // namespace slackwater::python

@@ -9,6 +9,7 @@
 // Lifetime: the table lives as long as the process.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <vector>
 
@@ -28,20 +29,28 @@ class TensorReader {
   // there is no table that can be used.
   TensorReader(const nb::object& tensor_class, const nb::list& classes);
 
-  // None if a tensor is not as the structure has it, or is not plain. Otherwise four lists with one item per tensor:
-  // its address, its storage, its _version, and the number of the object behind it.
-  [[nodiscard]] nb::object read(const Structure& structure, const nb::list& tensors) const;
+  // None if a tensor is not as the structure has it, or is not plain. Otherwise five lists with one item per tensor:
+  // its address, its storage, its _version, the number of the object behind it, and the bytes of its storage.
+  [[nodiscard]] nb::object read(const Structure& structure, const nb::list& tensors);
+  // Whether read() would find the same now, of tensors whose storages are held. False also if it cannot tell.
+  [[nodiscard]] bool same(const nb::list& tensors, const nb::list& addresses, const nb::list& storages,
+                          const nb::list& versions, const nb::list& identities, const nb::list& sizes);
 
  private:
   using FromPyObject = int (*)(void* py_object, nb::dlpack::dltensor* out);
 
   [[nodiscard]] bool is_plain(nb::handle tensor) const;
+  [[nodiscard]] nb::object size_of(nb::handle storage) const;
+  void prefetch(const nb::list& tensors, std::size_t index) const;
   [[nodiscard]] bool is_turned(nb::handle tensor, DType dtype) const;
 
   FromPyObject from_py_object_ = nullptr;
   std::vector<nb::object> classes_;
   nb::object is_neg_, is_conj_, untyped_storage_;  // methods of the tensor class
+  nb::object nbytes_;                              // of the storage class, once the first storage is seen
   nb::object version_, identity_;                  // names of attributes
+  // Where the objects behind the tensors of the last read() were. Only hints of what to fetch into the cache.
+  std::vector<const char*> last_seen_;
 };
 
 }  // namespace slackwater::python

@@ -61,8 +61,6 @@ class Snapshot:
     ) -> None:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
         self._capture: Capture | None = capture  # until settled
-        held = capture.held[: len(capture.watched)]
-        self._storage_sizes = torch_adapter().storage_sizes(held) if held else []
         self._devices = capture.devices
         self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
@@ -182,6 +180,10 @@ class Snapshot:
         if not capture.watched:
             return [], []
         torch = torch_adapter()
+        if capture.read_again and torch.reads_the_same(
+            capture.watched, capture.addresses, capture.held, capture.versions, capture.identities, capture.sizes
+        ):
+            return [], []
         versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)
         identities, before = torch.identities(capture.watched), capture.addresses[: len(addresses)]
         sizes = torch.storage_sizes(capture.held[: len(addresses)])
@@ -189,14 +191,14 @@ class Snapshot:
             versions == capture.versions
             and addresses == before
             and identities == capture.identities
-            and sizes == self._storage_sizes
+            and sizes == capture.sizes
         ):
             return [], []
         late = self._late(capture)
         size_bytes = capture.structure.size_bytes
 
         def is_freed(index: int) -> bool:
-            if sizes[index] != self._storage_sizes[index]:
+            if sizes[index] != capture.sizes[index]:
                 return True
             moved = addresses[index] != before[index]
             return moved and not torch.still_holds(capture.held[index], before[index], size_bytes(index))

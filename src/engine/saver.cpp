@@ -35,7 +35,9 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   const auto began = Instant::now();
   // Misuse is an Error of this call, and nothing has changed.
   SW_TRY(jobs_.usable());
-  SW_TRY(check_state(state));
+  const std::pair checked(state.structure, state.tensors.size());
+  SW_TRY(check_state(state, state.structure && checked == checked_));
+  checked_ = checked;
   SW_TRY(check_step(step));
 
   Spec spec{.step = step,

@@ -4,10 +4,12 @@
 // Owned by Engine::Impl. Thread rule: one thread, the trainer's. close() may run during save().
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "capture/replica_samples.hpp"
 #include "capture/share_replicas.hpp"
@@ -44,6 +46,8 @@ class Saver {
 
   std::optional<std::uint64_t> last_step_;  // saved or restored by this engine
   std::uint64_t saves_ = 0;
+  // Structure and number of tensors of the last state that passed; held so that its address is not reused.
+  std::pair<std::shared_ptr<const void>, std::size_t> checked_;
   ReplicaShares replica_shares_;
   ReplicaSampler replica_sampler_;
 };

@@ -176,7 +176,7 @@ Status check_metrics(const State& state) {
 
 }  // namespace
 
-Status check_state(const State& state) {
+Status check_state(const State& state, bool known) {
   if (state.tensors.size() >= kTreeSource) {
     return misuse("the state has {} tensors; at most 2^32 - 2 can be saved", state.tensors.size());
   }
@@ -187,6 +187,17 @@ Status check_state(const State& state) {
     }
   }
   SW_TRY(check_metrics(state));
+  if (known) {
+    for (const Tensor& tensor : state.tensors) {
+      if (tensor.data != nullptr) continue;
+      if (const auto bytes = check_tensor(tensor); !bytes) {
+        Error error = bytes.error();
+        error.tensor = tensor.name;
+        return fail(std::move(error));
+      }
+    }
+    return {};
+  }
   NameTable names(state.tensors.size(),
                   [&](std::uint32_t index) -> std::string_view { return state.tensors[index].name; });
   ShardChecks shards(state);

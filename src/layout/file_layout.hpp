@@ -76,7 +76,9 @@ struct SnapshotLayout {
 // Finds misuse that the caller must hear of at once: empty, duplicate or reserved names, negative dimensions, strides
 // that do not match the shape, null data, size overflow, boxes that do not lie in their global tensor or disagree about
 // it. Cheap: well below 1 µs per tensor.
-[[nodiscard]] Status check_state(const State& state);
+// `known`: a state with this State::structure has passed before. Only what can differ is checked then: addresses,
+// metadata, metrics.
+[[nodiscard]] Status check_state(const State& state, bool known = false);
 
 // Stores each tensor once. Tied tensors (tied_table.hpp) become aliases; a global tensor is an alias only if all of its
 // boxes are. Boxes without elements are not stored. check_state() must have passed. `directory` is the subdirectory of

@@ -29,6 +29,7 @@ class Reading(NamedTuple):
     storages: list[Any]
     versions: list[int]
     identities: list[int]
+    sizes: list[int]  # bytes of the storages
 
 
 def _make_reader() -> _core.TensorReader | None:
@@ -46,6 +47,18 @@ def read_again(structure: _core.Structure, tensors: list[Tensor]) -> Reading | N
     """Of tensors that are as the structure says. None if one of them is not, or needs more than a look."""
     found = None if _READER is None else _READER.read(structure, tensors)
     return None if found is None else Reading(*found)
+
+
+def reads_the_same(
+    tensors: list[Tensor],
+    addresses: list[int],
+    held: list[Any],
+    versions: list[int],
+    identities: list[int],
+    sizes: list[int],
+) -> bool:
+    """Whether tensors that ``read_again`` has read are as they were. False also if that cannot be told quickly."""
+    return _READER is not None and _READER.same(tensors, addresses, held, versions, identities, sizes)
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:

@@ -31,6 +31,7 @@ from .torch_reading import (
     addresses_now,
     identities,
     read_again,
+    reads_the_same,
     still_holds,
     storage_sizes,
     versions,

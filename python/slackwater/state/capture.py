@@ -27,7 +27,9 @@ class Capture:
         "lent",
         "names",
         "optimizers",
+        "read_again",
         "replicated",
+        "sizes",
         "structure",
         "tree",
         "user_seconds",
@@ -51,6 +53,8 @@ class Capture:
         self.names: list[str] = []  # of these, as the following
         self.versions: list[int] = []
         self.identities: list[int] = []
+        self.sizes: list[int] = []  # bytes of the storages
+        self.read_again = False  # all of this comes from the quick way
         self.user_seconds = 0.0
 
 
@@ -110,8 +114,9 @@ class Capturer:
         reading = flat.torch.read_again(self._structure, flat.torch_tensors)
         if reading is None:
             return False
-        result.addresses, result.held, result.versions, result.identities = reading
+        result.addresses, result.held, result.versions, result.identities, result.sizes = reading
         result.watched = flat.torch_tensors
+        result.read_again = True
         return True
 
     def _look(self, flat: Flattener, key: tuple[Any, ...], same: bool, result: Capture, compute: bool) -> None:
@@ -123,6 +128,7 @@ class Capturer:
             result.held = held
             result.watched = list(held)
             result.versions, result.identities = torch.versions(held), torch.identities(held)
+            result.sizes = torch.storage_sizes(held)
         if same and layout == self._layout:
             return
         if self._key is None and self.rank_info.world > 1 and self.rank_info.rank == 0:
