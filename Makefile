@@ -158,7 +158,7 @@ test-python: build libraries  ## Python tests, against the installed package and
 	@$(call section,Python tests)
 	cmake --build build/release --target slackwater_sim_cuda
 	SLACKWATER_SIM_CUDA=$(CURDIR)/build/release/sim/libslackwater_sim_cuda.so $(BIN)/python -m pytest tests/python \
-	  -n $$(( $(JOBS) + 1 )) --dist loadfile  # many tests wait; those of one file share their servers
+	  -n $$(( $(JOBS) + 1 )) --dist worksteal  # many tests wait; whoever is done takes over some of the others
 
 .PHONY: test-wheel
 test-wheel: build  ## the wheel: its contents, and that it works in an environment without torch
