@@ -20,7 +20,8 @@ class FileUpload {
   // Size of every part except the last; a multiple of 8 MiB.
   [[nodiscard]] virtual std::uint64_t part_bytes() const = 0;
   // The bytes of one part, in pieces that are not copied. A part that is there already with the same content is not
-  // transferred again.
+  // transferred again. In memory, every piece starts at a multiple of 4096; every piece except the last one of the file
+  // has a length that is a multiple of 4096.
   [[nodiscard]] virtual Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) = 0;
   // All parts were sent: makes the file durable under its name.
   [[nodiscard]] virtual Status finish() = 0;
