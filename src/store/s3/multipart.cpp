@@ -24,9 +24,9 @@ std::uint64_t part_size(std::uint64_t file_bytes) {
   return std::max(kMinPartBytes, round_up(file_bytes / kMaxParts + (file_bytes % kMaxParts != 0 ? 1 : 0), kSlabMultiple));
 }
 
-PartChecksums checksums_of(const ObjectClient& client, Pieces pieces) {
+PartChecksums checksums_of(Pieces pieces, bool with_md5) {
   PartChecksums checksums{.crc = crc32c(pieces), .md5_hex = {}, .md5_base64 = {}};
-  if (client.confirms_crc32c() == Known::kYes) return checksums;
+  if (!with_md5) return checksums;
   const Md5 digest = md5(pieces);
   checksums.md5_hex = to_hex(digest);
   checksums.md5_base64 = to_base64(digest);
@@ -45,7 +45,6 @@ Result<std::string> create_upload(ObjectClient& client, const std::string& key) 
   call.check = [&](const HttpAnswer& answer) -> Status {
     const auto root = parse_xml(answer.body);
     if (root && root->name == "InitiateMultipartUploadResult") id = root->text_of("UploadId");
-    client.learn_crc32c(answer.header("x-amz-checksum-algorithm") == "CRC32C");
     if (!id.empty()) return {};
     return fail(Error{.kind = ErrorKind::kIo,
                       .message = "cannot begin an upload: the object store names no upload id",
@@ -64,19 +63,21 @@ Result<UploadedPart> upload_part(ObjectClient& client, const UploadInfo& upload,
                   .key = upload.key,
                   .query = {{"partNumber", fmt::format("{}", number)}, {"uploadId", upload.id}},
                   .body = pieces};
-  if (checksums.md5_hex.empty()) {
-    call.headers.emplace_back("x-amz-checksum-crc32c", crc_base64(checksums.crc));
-  } else {
-    call.headers.emplace_back("content-md5", checksums.md5_base64);
-  }
+  call.headers.emplace_back("x-amz-checksum-crc32c", crc_base64(checksums.crc));
+  if (!checksums.md5_hex.empty()) call.headers.emplace_back("content-md5", checksums.md5_base64);
   call.check = [&](const HttpAnswer& answer) -> Status {
     part.tag = answer.header("etag");
     part.checksum = answer.header("x-amz-checksum-crc32c");
-    if (!part.tag.empty()) return check_echo(answer, checksums.crc, checksums.md5_hex);
+    if (!part.tag.empty()) {
+      const bool echoed = !part.checksum.empty();
+      client.learn_crc32c(echoed);
+      // A server that confirmed CRC32C before may be a gateway with another one behind it now.
+      return check_echo(answer, checksums.crc,
+                        echoed || !checksums.md5_hex.empty() ? checksums.md5_hex : to_hex(md5(pieces)));
+    }
     return fail(Error{.kind = ErrorKind::kIo, .message = "the object store gave a part no tag", .retryable = true});
   };
   SW_TRY(client.send(std::move(call)));
-  if (checksums.md5_hex.empty() && part.checksum.empty()) part.checksum = crc_base64(checksums.crc);
   return part;
 }
 
@@ -84,7 +85,7 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   for (const UploadedPart& part : parts) {
     body += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>", part.number, escape_xml(part.tag));
-    if (!part.checksum.empty() && client.confirms_crc32c() == Known::kYes)
+    if (!part.checksum.empty())
       body += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escape_xml(part.checksum));
     body += "</Part>";
   }

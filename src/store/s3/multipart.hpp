@@ -26,11 +26,11 @@ struct UploadedPart {
 
 struct PartChecksums {
   std::uint32_t crc = 0;
-  std::string md5_hex;     // empty: not computed, the server confirms CRC32C
+  std::string md5_hex;     // empty: not computed
   std::string md5_base64;
 };
-// CRC32C alone if the server is known to confirm it, and MD5 too otherwise.
-[[nodiscard]] PartChecksums checksums_of(const ObjectClient& client, Pieces pieces);
+// MD5 takes five times as long. It is needed unless the server echoes CRC32C.
+[[nodiscard]] PartChecksums checksums_of(Pieces pieces, bool with_md5);
 // Whether the part on the server has these bytes.
 [[nodiscard]] bool same_content(const UploadedPart& part, const PartChecksums& checksums);
 
@@ -39,9 +39,8 @@ struct UploadInfo {
   std::string id;
 };
 
-// Also learns whether the server confirms CRC32C.
 [[nodiscard]] Result<std::string> create_upload(ObjectClient& client, const std::string& key);
-// kNotFound: the server does not know the upload any more.
+// Also learns whether the server echoes CRC32C. kNotFound: the server does not know the upload any more.
 [[nodiscard]] Result<UploadedPart> upload_part(ObjectClient& client, const UploadInfo& upload, std::uint32_t number,
                                                Pieces pieces, const PartChecksums& checksums);
 [[nodiscard]] Status complete_upload(ObjectClient& client, const UploadInfo& upload,

@@ -66,8 +66,10 @@ Status ObjectUpload::send(std::uint32_t part, std::span<const std::span<const st
   if (id_.empty()) {
     SW_TRY(client_.put(key_, pieces, false));
   } else {
-    const PartChecksums checksums = checksums_of(client_, pieces);
-    if (before_[part].number != 0 && same_content(before_[part], checksums)) {
+    const bool listed = before_[part].number != 0;
+    const bool with_md5 = listed ? before_[part].checksum.empty() : client_.confirms_crc32c() != Known::kYes;
+    const PartChecksums checksums = checksums_of(pieces, with_md5);
+    if (listed && same_content(before_[part], checksums)) {
       sent = before_[part];
     } else {
       SW_ASSIGN(sent, upload_part(client_, {key_, id_}, part + 1, pieces, checksums));

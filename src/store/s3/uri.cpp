@@ -61,12 +61,13 @@ Result<ObjectLocation> parse_object_location(std::string_view location) {
   if (bucket.empty()) return bad_location(location, "the bucket is missing");
   if (!plain || bucket.size() > kMaxBucket || bucket.front() == '.' || bucket.front() == '-')
     return bad_location(location, "a bucket has at most 63 letters, digits, dots and dashes");
-  std::string_view key = rest.substr(slash);
-  while (key.starts_with('/')) key.remove_prefix(1);
-  while (key.ends_with('/')) key.remove_suffix(1);
+  std::string key;
+  for (const char c : rest.substr(slash))  // as on a disk, two slashes are one
+    if (c != '/' || (!key.empty() && key.back() != '/')) key += c;
+  if (key.ends_with('/')) key.pop_back();
   constexpr std::size_t kMaxKey = 900;  // of 1024, so that our own names fit behind it
   if (key.size() > kMaxKey) return bad_location(location, "the prefix is too long");
-  return ObjectLocation{std::string(bucket), std::string(key)};
+  return ObjectLocation{std::string(bucket), std::move(key)};
 }
 
 Result<Endpoint> parse_endpoint(std::string_view text) {
