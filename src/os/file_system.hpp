@@ -17,6 +17,7 @@ namespace slackwater {
 enum class OpenMode : std::uint8_t {
   kRead,             // O_RDONLY | O_NOFOLLOW; kCorrupt if it is not a regular file; never blocks on a FIFO
   kCreateExclusive,  // O_RDWR | O_CREAT | O_EXCL
+  kReadWrite,        // O_RDWR | O_NOFOLLOW, of a file that exists; kCorrupt as with kRead
 };
 
 struct DirectoryEntry {
@@ -47,11 +48,21 @@ class FileSystem {
   // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) = 0;
-  // A large file that is copied here in parts, and that a later try can continue.
+  // A large file that is copied here in parts, and that a later try can continue. Its directory must exist. Unless it is
+  // overridden, the file is written in place by the calls above (DirectoryUpload).
   [[nodiscard]] virtual Result<std::unique_ptr<FileUpload>> begin_upload(const std::string& path,
-                                                                         std::uint64_t /*size_bytes*/) {
-    return fail(ErrorKind::kUnsupported, "this file system takes no uploads", path);
+                                                                         std::uint64_t size_bytes);
+  // Uploads below this path that were begun and neither finished nor abandoned, wherever their writer is now.
+  [[nodiscard]] virtual Result<std::vector<PendingUpload>> list_uploads(const std::string& /*path*/) {
+    return std::vector<PendingUpload>();
   }
+  [[nodiscard]] virtual Status abandon_upload(const PendingUpload& /*upload*/) { return {}; }
+
+  // Forgets what it remembers about names. A file system that remembers none does nothing.
+  virtual void refresh() {}
+  // Makes calls under way end soon, with kClosed, and later ones fail. For whoever must not wait for a slow network;
+  // from any thread.
+  virtual void stop_transfers() {}
 };
 
 // The machine's own file system. Its queues use io_uring if the kernel permits it, and worker threads otherwise.

@@ -8,10 +8,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "slackwater/error.hpp"
 
 namespace slackwater {
+
+// An upload that somebody began.
+struct PendingUpload {
+  std::string path;  // the file that it would have become
+  std::string id;    // tells it from others of the same path
+};
 
 class FileUpload {
  public:
@@ -20,7 +27,8 @@ class FileUpload {
   // Size of every part except the last; a multiple of 8 MiB.
   [[nodiscard]] virtual std::uint64_t part_bytes() const = 0;
   // The bytes of one part, in pieces that are not copied. A part that is there already with the same content is not
-  // transferred again.
+  // transferred again. In memory, every piece starts at a multiple of 4096; every piece except the last one of the file
+  // has a length that is a multiple of 4096.
   [[nodiscard]] virtual Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) = 0;
   // All parts were sent: makes the file durable under its name.
   [[nodiscard]] virtual Status finish() = 0;

@@ -42,23 +42,32 @@ bool refused_as_not_regular(int sys_errno) {
   return sys_errno == ELOOP || sys_errno == ENXIO || sys_errno == ENODEV;  // symbolic link, socket, device
 }
 
+int open_flags(OpenMode mode) {
+  // O_NONBLOCK: if somebody planted a FIFO, the open must not wait for its writer.
+  constexpr int kExisting = O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+  switch (mode) {
+    case OpenMode::kRead: return O_RDONLY | kExisting;
+    case OpenMode::kReadWrite: return O_RDWR | kExisting;
+    case OpenMode::kCreateExclusive: break;
+  }
+  return O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
+}
+
 class PosixFileSystem final : public FileSystem {
  public:
   Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override {
-    const bool reading = mode == OpenMode::kRead;
-    // O_NONBLOCK: if somebody planted a FIFO, the open must not wait for its writer.
-    const int flags = reading ? O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC : O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
-    UniqueFd descriptor(::open(path.c_str(), flags, 0666));
+    const bool exists = mode != OpenMode::kCreateExclusive;
+    UniqueFd descriptor(::open(path.c_str(), open_flags(mode), 0666));
     if (!descriptor) {
-      if (reading && refused_as_not_regular(errno)) {
+      if (exists && refused_as_not_regular(errno)) {
         return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);
       }
-      return fail(error_from_errno(errno, reading ? "cannot open the file" : "cannot create the file", path));
+      return fail(error_from_errno(errno, exists ? "cannot open the file" : "cannot create the file", path));
     }
     const int number = descriptor.get();
     auto file =
         std::make_unique<PosixFile>(std::move(descriptor), path, next_serial_.fetch_add(1, std::memory_order_relaxed));
-    if (reading) {
+    if (exists) {
       SW_ASSIGN(const FileStatus found, file->status());
       if (found.type != FileType::kRegular) {
         return fail(ErrorKind::kCorrupt, "expected a regular file, found something else", path);

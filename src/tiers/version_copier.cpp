@@ -1,0 +1,122 @@
+#include "tiers/version_copier.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "os/durable.hpp"
+#include "version/attempt.hpp"
+#include "version/catalog.hpp"
+#include "version/fields.hpp"
+
+namespace slackwater {
+namespace {
+
+std::string base_name(const std::string& name) { return name.substr(name.rfind('/') + 1); }
+
+}  // namespace
+
+VersionCopier::VersionCopier(const VersionFiles& source, FileSystem& target, std::string target_root)
+    : source_(source),
+      target_(target),
+      root_(std::move(target_root)),
+      directory_(version_path(root_, source.name())) {}
+
+Status VersionCopier::begin() {
+  SW_ASSIGN(const std::string index, source_.index_text());
+  Status made = target_.make_directory(directory_);
+  if (!made && made.error().kind != ErrorKind::kAlreadyExists) return made;
+  if (!made) SW_TRY(check_own_directory(target_, directory_));
+  return place_file(target_, directory_, kIndexName, index);
+}
+
+// The directory that the file belongs into: the version's, or a subdirectory of it.
+Result<std::string> VersionCopier::make_rank_directory(const std::string& file) {
+  const auto slash = file.rfind('/');
+  if (slash == std::string::npos) return directory_;
+  std::string inner = fmt::format("{}/{}", directory_, file.substr(0, slash));
+  Status made = target_.make_directory(inner);
+  if (!made && made.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(made).error());
+  if (!made) SW_TRY(check_own_directory(target_, inner));
+  return inner;
+}
+
+Status VersionCopier::copy_rank(const RecordReference& reference, const CopyOptions& options) {
+  SW_ASSIGN(const bool there, has_record(reference));
+  if (there) return {};
+  SW_ASSIGN(const VersionFiles::RankPart part, source_.rank_part(reference));
+  SW_ASSIGN(const std::string inner, make_rank_directory(reference.file));
+  for (const FileRecord& file : part.record.files) {
+    SW_TRY(copy_file({source_.fs(), fmt::format("{}/{}", source_.directory(), file.name)},
+                     {target_, fmt::format("{}/{}", directory_, file.name)}, file, options));
+  }
+  // The record vouches for the data files, so it comes after them.
+  SW_TRY(place_file(target_, inner, base_name(reference.file), part.record_text));
+  // Then the names, from the inside out, as in VersionStore::write_record().
+  if (inner != directory_) SW_TRY(target_.sync_directory(inner));
+  SW_TRY(target_.sync_directory(directory_));
+  SW_TRY(target_.sync_directory(root_));
+  found_.insert(reference.rank);
+  return {};
+}
+
+Result<bool> VersionCopier::has_record(const RecordReference& reference) {
+  if (found_.contains(reference.rank)) return true;
+  const std::string path = fmt::format("{}/{}", directory_, reference.file);
+  const std::string inner = path.substr(0, path.rfind('/'));
+  const auto text = read_listed(target_, inner, base_name(reference.file), kMaxRecordBytes);
+  if (!text && text.error().kind == ErrorKind::kNotFound) return false;
+  if (!text) return fail(text.error());
+  // Half a record is one that is being written, or that a crash cut short.
+  if (digest128(*text) != reference.digest) return false;
+  found_.insert(reference.rank);
+  return true;
+}
+
+Result<std::vector<std::uint32_t>> VersionCopier::missing_ranks() {
+  std::vector<std::uint32_t> missing;
+  for (const RecordReference& reference : source_.manifest().records) {
+    SW_ASSIGN(const bool there, has_record(reference));
+    if (!there) missing.push_back(reference.rank);
+  }
+  return missing;
+}
+
+Result<bool> VersionCopier::is_published() {
+  const auto listed = lists_name(target_, directory_, kManifestName);
+  if (!listed && listed.error().kind == ErrorKind::kNotFound) return false;
+  return listed;
+}
+
+Status VersionCopier::publish() {
+  // Whoever wrote a file may have died before its last sync. One sync of each directory makes all names durable; the
+  // bytes were synced before their record was written.
+  std::set<std::string> inner;
+  for (const RecordReference& reference : source_.manifest().records) {
+    const auto slash = reference.file.rfind('/');
+    if (slash != std::string::npos) inner.insert(fmt::format("{}/{}", directory_, reference.file.substr(0, slash)));
+  }
+  for (const std::string& path : inner) SW_TRY(target_.sync_directory(path));
+  SW_TRY(target_.sync_directory(directory_));
+  SW_TRY(target_.sync_directory(root_));
+  // The same text as on the tier above, so that the two manifests have the same digest and seal.
+  Status published =
+      publish_exclusively(target_, directory_, kManifestName, source_.manifest_text(), random_id());
+  if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
+  SW_ASSIGN(const std::string there, read_listed(target_, directory_, kManifestName, kMaxManifestBytes));
+  if (there == source_.manifest_text()) return target_.sync_directory(directory_);
+  return fail(ErrorKind::kCorrupt, "there is another manifest for this version; remove it with slackwater rm",
+              fmt::format("{}/{}", directory_, kManifestName));
+}
+
+Status VersionCopier::copy_all(const CopyOptions& options) {
+  SW_ASSIGN(const bool published, is_published());
+  if (published) return {};
+  SW_TRY(begin());
+  for (const RecordReference& reference : source_.manifest().records) SW_TRY(copy_rank(reference, options));
+  return publish();
+}
+
+}  // namespace slackwater

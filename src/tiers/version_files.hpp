@@ -1,0 +1,49 @@
+// VersionFiles: which files make up a committed version, from its manifest and its records. A version is this set of
+// files, wherever they are; code that copies, repairs or counts a version asks here and does not list a directory.
+// Every text is checked against the digest that vouches for it: records and index against the manifest, data files
+// (by the caller) against their record.
+// Plain value. Thread rule: constant after read(). Lifetime: the FileSystem outlives it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "os/file_system.hpp"
+#include "version/manifest.hpp"
+#include "version/names.hpp"
+#include "version/record.hpp"
+
+namespace slackwater {
+
+class VersionFiles {
+ public:
+  // Reads the manifest. kNotFound: there is none. kAborted: it is not a commit.
+  [[nodiscard]] static Result<VersionFiles> read(FileSystem& fs, const std::string& root, const VersionName& version);
+
+  [[nodiscard]] FileSystem& fs() const { return *fs_; }
+  [[nodiscard]] const VersionName& name() const { return name_; }
+  [[nodiscard]] const std::string& directory() const { return directory_; }  // the names below are relative to it
+  [[nodiscard]] const Manifest& manifest() const { return manifest_; }
+  [[nodiscard]] const std::string& manifest_text() const { return manifest_text_; }  // exact bytes
+
+  // What one rank wrote: its record as text and as values; `record.files` are its data files.
+  struct RankPart {
+    std::string record_text;
+    Record record;
+  };
+  // `reference` is one of manifest().records. kCorrupt: the record is not the one that the manifest vouches for.
+  [[nodiscard]] Result<RankPart> rank_part(const RecordReference& reference) const;
+  [[nodiscard]] Result<std::string> index_text() const;
+
+  // All names: data files and records of all ranks, the index, and the manifest last. Reads every record.
+  [[nodiscard]] Result<std::vector<std::string>> names() const;
+
+ private:
+  FileSystem* fs_ = nullptr;
+  VersionName name_;
+  std::string directory_;
+  std::string manifest_text_;
+  Manifest manifest_;
+};
+
+}  // namespace slackwater
