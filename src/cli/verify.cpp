@@ -1,6 +1,3 @@
-#include <unistd.h>
-
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +7,7 @@
 #include "base/units.hpp"
 #include "cli/json_output.hpp"
 #include "cli/location.hpp"
+#include "cli/progress_bar.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
 #include "restore/checkpoint_reader.hpp"
@@ -34,33 +32,6 @@ constexpr std::size_t kTensorsNamed = 8;
 struct VerifyArguments {
   std::string location;
   bool json = false;
-};
-
-// One line on the terminal that is rewritten, and erased at the end. Prints nothing if stderr is not a terminal.
-class ProgressBar {
- public:
-  explicit ProgressBar(std::uint64_t step) : step_(step), shown_(isatty(STDERR_FILENO) == 1) {}
-  ~ProgressBar() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-  }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
-  void update(std::uint64_t done, std::uint64_t total) const {
-    if (!shown_ || total == 0) return;
-    constexpr std::size_t kWidth = 30;
-    const double share = static_cast<double>(done) / static_cast<double>(total);
-    const auto filled = static_cast<std::size_t>(share * kWidth);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-    fmt::print(stderr, "\r\033[Kstep {} [{}{}] {:3.0f} % of {}, {}", step_, std::string(filled, '#'),
-               std::string(kWidth - filled, '.'), share * 100, format_bytes(total), rate_text(done, seconds));
-    std::fflush(stderr);
-  }
-
- private:
-  const std::uint64_t step_;
-  const bool shown_;
-  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
 void print_damage(const Damage& damage) {
@@ -105,7 +76,7 @@ int run_verify(const VerifyArguments& arguments) {
   OrderedJson results = OrderedJson::array();
   for (const VersionName& version : versions) {
     const auto report = [&] {
-      const ProgressBar bar(version.step);
+      ProgressBar bar(fmt::format("step {}", version.step));
       return verify_version({.fs = fs.get()}, location.directory, version, {},
                             [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); });
     }();
