@@ -86,7 +86,8 @@ class Flattener {
       return {};
     }
     const TreeNode* pairs = node.find("v");
-    for (const TreeNode& pair : pairs == nullptr ? std::vector<TreeNode>() : pairs->items) {
+    if (pairs == nullptr) return {};
+    for (const TreeNode& pair : pairs->items) {  // in place: leaves point to them
       if (pair.items.size() != 2)
         return fail(ErrorKind::kCorrupt, "the tree of the checkpoint holds a dict without its values");
       const TreeNode key{.kind = TreeNode::Kind::kText, .text = key_string(pair.items[0])};
