@@ -21,19 +21,23 @@ constexpr const char* kFooter = R"(Examples:
   slackwater pin runs/gpt 42                    keep step 42, whatever is deleted around it
   slackwater rm runs/gpt 3 9                    remove two steps
   slackwater gc runs/gpt                        show what killed runs left behind; --delete removes it
+  slackwater export runs/gpt hf-model           write weights that transformers loads
+  slackwater import model.pt runs/new           make a checkpoint of a file of torch.save
   slackwater doctor /nvme/run                   check whether this machine is ready
 
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
 that can be read.)";
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App parser("Lists, shows, verifies, copies, pins and removes Slackwater checkpoints, and checks machines for them.",
+  CLI::App parser("Lists, shows, verifies, copies, imports, exports, pins and removes Slackwater checkpoints, and "
+                  "checks machines for them.",
                   "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_copy(parser),
-                                add_pin(parser), add_rm(parser),  add_gc(parser),     add_doctor(parser)};
+  const std::vector<Verb> verbs{add_ls(parser),  add_show(parser),   add_verify(parser), add_copy(parser),
+                                add_pin(parser), add_rm(parser),     add_gc(parser),     add_import(parser),
+                                add_export(parser), add_doctor(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -13,10 +13,19 @@
 
 namespace slackwater::cli {
 
-ProgressBar::ProgressBar(std::string what) : what_(std::move(what)), shown_(isatty(STDERR_FILENO) == 1) {}
+ProgressBar::ProgressBar(std::string what) : shown_(isatty(STDERR_FILENO) == 1), what_(std::move(what)) {}
 
 ProgressBar::~ProgressBar() {
   if (shown_) fmt::print(stderr, "\r\033[K");
+}
+
+void ProgressBar::update(const std::string& what, std::uint64_t done_bytes, std::uint64_t total_bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (what != what_) started_ = std::chrono::steady_clock::now();
+    what_ = what;
+  }
+  update(done_bytes, total_bytes);
 }
 
 void ProgressBar::update(std::uint64_t done_bytes, std::uint64_t total_bytes) {

@@ -18,13 +18,15 @@ class ProgressBar {
 
   // Draws at most ten times per second.
   void update(std::uint64_t done_bytes, std::uint64_t total_bytes);
+  // With another text in front. If the text changes, the rate is counted from here on.
+  void update(const std::string& what, std::uint64_t done_bytes, std::uint64_t total_bytes);
 
  private:
-  const std::string what_;
   const bool shown_;
-  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
-  std::chrono::steady_clock::time_point drawn_{};  // guarded by mutex_
+  std::string what_;  // guarded by mutex_, as what follows
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point drawn_{};
 };
 
 }  // namespace slackwater::cli

@@ -24,6 +24,8 @@ struct Verb {
 [[nodiscard]] Verb add_rm(CLI::App& parser);
 [[nodiscard]] Verb add_pin(CLI::App& parser);
 [[nodiscard]] Verb add_gc(CLI::App& parser);
+[[nodiscard]] Verb add_import(CLI::App& parser);
+[[nodiscard]] Verb add_export(CLI::App& parser);
 [[nodiscard]] Verb add_doctor(CLI::App& parser);
 
 }  // namespace slackwater::cli
