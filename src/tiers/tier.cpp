@@ -17,7 +17,8 @@ Tier::Tier(TierOptions options, std::string root, FileSystem& fs)
 Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
   std::string root = options.location;
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
-  if (root.empty()) return fail(ErrorKind::kInvalidArgument, "a tier needs a location: a directory, or s3://bucket/prefix");
+  if (root.empty())
+    return fail(ErrorKind::kInvalidArgument, "a tier needs a location: a directory, or s3://bucket/prefix");
   if (options.every == 0) return fail(ErrorKind::kInvalidArgument, "every must be 1 or more", root);
   if (options.backlog == 0) return fail(ErrorKind::kInvalidArgument, "backlog must be 1 or more", root);
   if (is_object_location(root))
