@@ -108,6 +108,18 @@ struct EngineStats {
   bool registered_buffers = false;
 };
 
+// How the copies to one lower tier go, as this rank sees it.
+struct TierStatus {
+  std::string location;
+  std::optional<std::uint64_t> newest_step = {};  // on the tier
+  std::vector<std::uint64_t> waiting = {};        // steps that are due there and not there yet, oldest first
+  std::optional<std::uint64_t> copying = {};      // the one of them that is on its way
+  std::uint64_t skipped = 0;                      // due, but never copied: the tier was too slow
+  std::uint64_t sent_bytes = 0;                   // by this rank
+  std::uint64_t errors = 0;                       // so far; each was followed by another try
+  std::string last_error = {};                    // empty: the last try went well
+};
+
 // A version that the caller has found damaged in a way that restore() cannot see.
 struct PassedOver {
   std::uint64_t step = 0;
@@ -162,6 +174,10 @@ class Engine {
   // Waits until everything in flight has reached `level` or failed. Returns the first background error that was not
   // reported yet, and names the other steps that were not checkpointed.
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout = {});
+  // Waits for everything in flight, and then until every version that is due on a lower tier is there. kTimeout names
+  // the steps and tiers that are left, at `timeout`, or when a tier has made no progress for Options::copy_timeout.
+  Status wait_copied(std::optional<std::chrono::milliseconds> timeout = {});
+  [[nodiscard]] std::vector<TierStatus> tiers() const;  // as in Options::tiers
   // Returns when the sources of every snapshot in flight may be written again. With streams: by work queued on those.
   Status fence(std::span<const StreamRef> streams = {});
 
@@ -178,9 +194,9 @@ class Engine {
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
 
-  // Waits for everything in flight, at most `timeout`, then stops the threads and releases the lock. Snapshots that are
-  // not committed when time runs out are given up. The Error names them, and every failed step that was not reported
-  // yet. Any thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A
+  // Waits for everything in flight and for copies to lower tiers, at most `timeout`, then stops the threads and releases
+  // the lock. Snapshots that are not committed when time runs out are given up. The Error names them, and every failed
+  // step that was not reported yet, and versions that are not on a lower tier yet; the next run copies those. Any thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A
   // second call waits for the first (kTimeout: the first has not ended yet) and has nothing to report.
   Status close(std::optional<std::chrono::milliseconds> timeout = {});
 

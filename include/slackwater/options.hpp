@@ -81,6 +81,8 @@ struct Options {
   std::chrono::milliseconds commit_timeout{60'000};  // how long ranks wait for each other
   std::uint32_t fan_in = 64;             // ranks per group, which votes as one; groups form groups, up to rank 0
   std::vector<TierOptions> tiers;        // below `path`, the fastest first
+  // close() and wait_copied() give up on a lower tier that has made no progress for this long.
+  std::chrono::milliseconds copy_timeout{60'000};
   bool node_local = false;               // `path` is another directory on each node
   std::shared_ptr<KeyValueStore> store;  // how the ranks talk; null: through files in the shared directory
   std::string run_name;                  // free text, stored in the attempt file

@@ -46,6 +46,7 @@ Status Engine::Impl::wait_closed(std::optional<std::chrono::milliseconds> timeou
 Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout) {
   const auto deadline = timeout ? std::optional(EngineStatus::Instant::now() + *timeout) : std::nullopt;
   const Status idle = shared_.jobs.wait_idle(Level::kCommitted, timeout);
+  const Status copied = shared_.promotions.wait_idle(deadline, options_.copy_timeout);
   const bool cleaned = shared_.cleaner.wait_idle(deadline);
   // First the jobs in flight, then the failures. So a step that sw-commit gives up in between is in both, not in
   // neither.
@@ -62,21 +63,22 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   }
 
   bool ended = true;
-  if (left.empty() && cleaned && !(timeout && shared_.versions.busy())) {
+  if (left.empty() && copied && cleaned && !(timeout && shared_.versions.busy())) {
     shut_down(true);
   } else {
     // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
     ended = shut_down_within(kCloseGrace);
     if (!ended)
       shared_.log.error("the storage at {} does not respond; threads that wait for it keep running after close()",
-                        options_.path);
+                        copied ? options_.path : "a lower tier of " + options_.path);
   }
 
   // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
   std::erase_if(unfinished, [](const auto& snapshot) { return snapshot->progress().level == Level::kCommitted; });
   if (unfinished.empty()) {
     if (failed.first()) return fail(failed.in_words());
-    return ended ? Status() : idle;
+    if (!ended && !idle) return idle;
+    return copied;
   }
   std::vector<std::uint64_t> steps;
   for (const auto& snapshot : unfinished) steps.push_back(snapshot->step());
@@ -137,6 +139,7 @@ void Engine::Impl::shut_down(bool in_time) {
   }
   if (pipeline) pipeline->stop();  // every save job is drained now
   committer_.stop();
+  shared_.promotions.stop();
   shared_.cleaner.stop();
   shared_.pipeline.lock()->pipeline.reset();
   restorer_.leave_ranks();

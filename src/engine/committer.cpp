@@ -146,7 +146,7 @@ Status Committer::decide_alone(const SaveJob& job, const RecordReference& vote) 
     return fail(ErrorKind::kAborted, fmt::format("step {} was aborted: {}", job.name.step, decided.reason),
                 job.directory);
   }
-  cleaner_.note_committed(decided, job.pinned);
+  shared_.note_committed(decided, job.pinned);
   return {};
 }
 

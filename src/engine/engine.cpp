@@ -1,5 +1,7 @@
 #include "slackwater/engine.hpp"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "base/digest.hpp"
@@ -29,6 +31,18 @@ Status check_options(const Options& options) {
   return {};
 }
 
+Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
+  std::vector<Tier> tiers;
+  for (const TierOptions& tier : options.tiers) {
+    SW_ASSIGN(Tier opened, Tier::open(tier, fs));
+    const bool twice = std::ranges::find(tiers, opened.root(), &Tier::root) != tiers.end();
+    if (twice || opened.root() == options.path)
+      return fail(ErrorKind::kInvalidArgument, "two tiers have the same location", opened.root());
+    tiers.push_back(std::move(opened));
+  }
+  return tiers;
+}
+
 }  // namespace
 
 Result<Engine> open_engine(Options options, EngineDependencies parts) {
@@ -36,6 +50,9 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
   while (options.path.size() > 1 && options.path.ends_with('/')) options.path.pop_back();
   if (!parts.fs) parts.fs = make_posix_file_system();
   if (!parts.clock) parts.clock = std::make_unique<SystemClock>();
+  if (parts.tiers.empty()) {
+    SW_ASSIGN(parts.tiers, open_tiers(options, *parts.fs));
+  }
   const Log log(options.log);
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
@@ -77,6 +94,8 @@ Result<bool> Engine::wait_prepared(std::chrono::milliseconds timeout) { return i
 Status Engine::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
   return impl_->wait(level, timeout);
 }
+Status Engine::wait_copied(std::optional<std::chrono::milliseconds> timeout) { return impl_->wait_copied(timeout); }
+std::vector<TierStatus> Engine::tiers() const { return impl_->tiers(); }
 Status Engine::fence(std::span<const StreamRef> streams) { return impl_->fence(streams); }
 std::vector<VersionInfo> Engine::versions() const { return impl_->versions(); }
 Status Engine::pin(std::uint64_t step) { return impl_->pin(step); }

@@ -31,6 +31,7 @@ Status Engine::Impl::start_threads() {
     planner_.start();
     committer_.start();
     shared_.cleaner.start();
+    shared_.promotions.start();
     if (shared_.turns) shared_.turns->start();
   } catch (const std::system_error& trouble) {
     return fail(Error{
@@ -60,6 +61,12 @@ Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> 
   const BackgroundErrors unreported = std::exchange(*shared_.errors.lock(), {});
   if (unreported.first()) return fail(unreported.in_words());
   return {};
+}
+
+Status Engine::Impl::wait_copied(std::optional<std::chrono::milliseconds> timeout) {
+  const auto deadline = timeout ? std::optional(EngineStatus::Instant::now() + *timeout) : std::nullopt;
+  SW_TRY(wait(Level::kCommitted, timeout));
+  return shared_.promotions.wait_idle(deadline, options_.copy_timeout);
 }
 
 Status Engine::Impl::fence(std::span<const StreamRef> streams) {
@@ -146,6 +153,7 @@ Status Engine::Impl::remove(std::uint64_t step) {
   for (const VersionName& name : names) {
     SW_TRY(store.remove(name, "delete() was called"));
     shared_.live.lock()->note_removed(name);
+    shared_.promotions.remove(name);
   }
   return {};
 }

@@ -5,6 +5,7 @@
 //   Committer  sw-commit: sync, record, decision
 //   Restorer   restore(), on the trainer's thread
 //   CleanerThread    sw-clean: deletes old versions, on rank 0
+//   Promotions  sw-promote-N: copy committed versions to lower tiers
 //   SkipThread  sw-turn: which steps are saved, if several ranks skip some
 // Thread rule: as Engine. docs/threading.md has the order of locks.
 // Lifetime: the parts end before what they share.
@@ -44,12 +45,14 @@ class Engine::Impl {
   Status prepare(State state) { return pipeline_maker_.prepare(std::move(state)); }
   Result<bool> wait_prepared(std::chrono::milliseconds timeout) { return pipeline_maker_.wait_touched(timeout); }
   Status wait(Level level, std::optional<std::chrono::milliseconds> timeout);
+  Status wait_copied(std::optional<std::chrono::milliseconds> timeout);
   Status fence(std::span<const StreamRef> streams);
   [[nodiscard]] std::vector<VersionInfo> versions() const;
   Status pin(std::uint64_t step);
   Status remove(std::uint64_t step);
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
+  [[nodiscard]] std::vector<TierStatus> tiers() const { return shared_.promotions.status(); }
   Status close(std::optional<std::chrono::milliseconds> timeout);
   void log_error(const Error& error) const { shared_.log.error("{}", error.to_string()); }
   [[nodiscard]] bool disowned() const { return shared_.disowned(); }

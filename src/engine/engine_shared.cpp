@@ -23,6 +23,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       fs(std::move(dependencies.fs)),
       clock(std::move(dependencies.clock)),
       files(dependencies.files.value_or(RankFiles::of_world(options.world))),
+      tiers(std::move(dependencies.tiers)),
       devices(options.cuda_driver, options.batched_copies, options.copy_turn_bytes),
       engine_status(std::make_shared<EngineStatus>()),
       transport(make_transport(options, *fs, *clock)),
@@ -40,10 +41,25 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       retention{.keep = options.keep, .keep_every = options.keep_every, .best = options.keep_best},
       jobs(options, engine_status),
       versions(std::move(version_store)),
-      live(catalog, retention),
+      promotions(tiers, {.local = *fs,
+                         .root = options.path,
+                         .clock = *clock,
+                         .log = log,
+                         .rank = options.rank,
+                         .world = options.world,
+                         .direct_io = options.direct_io,
+                         .on_released = [this] { cleaner.request(); }}),
+      live(catalog, retention, [this] { return promotions.held(); }),
       cleaner(options.rank == 0, retention, versions, live, errors, log),
-      turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {}
+      turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {
+  versions.without_lock().set_held([this] { return promotions.held(); });
+}
 
 EngineShared::~EngineShared() = default;
+
+void EngineShared::note_committed(const Manifest& manifest, bool pinned) {
+  promotions.offer({manifest.step, manifest.attempt});
+  cleaner.note_committed(manifest, pinned);
+}
 
 }  // namespace slackwater

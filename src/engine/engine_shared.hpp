@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "base/guarded.hpp"
 #include "base/log.hpp"
@@ -27,6 +28,8 @@
 #include "ranks/commit_protocol.hpp"
 #include "ranks/rank_transport.hpp"
 #include "slackwater/options.hpp"
+#include "tiers/promotions.hpp"
+#include "tiers/tier.hpp"
 #include "version/version_store.hpp"
 
 namespace slackwater {
@@ -36,6 +39,7 @@ struct EngineDependencies {
   std::unique_ptr<FileSystem> fs;  // null: the real one
   std::unique_ptr<Clock> clock;
   std::optional<RankFiles> files = {};  // none: as it follows from the world size
+  std::vector<Tier> tiers = {};         // empty: as Options::tiers says
 };
 
 class SkipThread;
@@ -46,6 +50,8 @@ struct EngineShared {
   ~EngineShared();
 
   [[nodiscard]] bool disowned() const { return engine_status->is_disowned(); }
+  // A version was committed and is live now. The lower tiers come first: what is due there is not deleted here.
+  void note_committed(const Manifest& manifest, bool pinned);
 
   // Constant after construction, or thread-safe.
   const Options options;
@@ -53,6 +59,7 @@ struct EngineShared {
   const std::unique_ptr<FileSystem> fs;
   const std::unique_ptr<Clock> clock;
   const RankFiles files;
+  const std::vector<Tier> tiers;  // below tier 0
   Devices devices;
   const std::shared_ptr<EngineStatus> engine_status;
   const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol
@@ -61,6 +68,7 @@ struct EngineShared {
 
   InFlight jobs;
   VersionStoreAccess versions;
+  Promotions promotions;
   Guarded<LiveVersions> live;
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.

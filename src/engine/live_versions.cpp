@@ -8,8 +8,12 @@
 
 namespace slackwater {
 
-LiveVersions::LiveVersions(const Catalog& at_open, const RetentionPolicy& policy)
-    : policy_(policy), live_versions_(at_open.live_versions()), set_aside_(at_open.set_aside()) {
+LiveVersions::LiveVersions(const Catalog& at_open, const RetentionPolicy& policy,
+                           std::function<std::set<VersionName>()> held)
+    : policy_(policy),
+      held_(std::move(held)),
+      live_versions_(at_open.live_versions()),
+      set_aside_(at_open.set_aside()) {
   for (const CatalogEntry& entry : at_open.entries) {
     if (entry.adoptable() && entry.state == VersionState::kUnreadable) unreadable_.push_back(entry.name);
   }
@@ -40,6 +44,7 @@ void LiveVersions::go_on_from(const VersionInfo& version, const Catalog& catalog
   set_aside_ = catalog.set_aside();
   set_aside_.insert(set_aside_.end(), passed_over.begin(), passed_over.end());
   std::erase_if(set_aside_, [&](const SetAside& aside) { return aside.version == chosen; });
+  continued_ = version.step;
   ++epoch_;
 }
 
@@ -74,7 +79,8 @@ bool LiveVersions::add(const VersionInfo& version) {
     live_versions_.push_back(version);
   }
   const auto names = expired(live_versions_, policy_);
-  const std::set<VersionName> gone(names.begin(), names.end());
+  std::set<VersionName> gone(names.begin(), names.end());
+  for (const VersionName& name : held_()) gone.erase(name);
   std::erase_if(live_versions_, [&](const VersionInfo& info) { return gone.contains(name_of(info)); });
   return !gone.empty();
 }

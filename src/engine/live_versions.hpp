@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "slackwater/checkpoint.hpp"
@@ -18,7 +20,9 @@ namespace slackwater {
 
 class LiveVersions {
  public:
-  LiveVersions(const Catalog& at_open, const RetentionPolicy& policy);
+  // `held` says which versions retention leaves alone for now. It is called with this object's lock held.
+  LiveVersions(const Catalog& at_open, const RetentionPolicy& policy,
+               std::function<std::set<VersionName>()> held = [] { return std::set<VersionName>(); });
 
   [[nodiscard]] const std::vector<VersionInfo>& list() const { return live_versions_; }  // oldest first
   // Among the live versions, and those that would be live if their manifest could be read.
@@ -29,8 +33,11 @@ class LiveVersions {
     std::vector<VersionName> adopted;
     std::vector<SetAside> set_aside;
     std::uint64_t epoch = 0;  // number of restores that chose a version: each is followed by a new attempt
+    std::optional<std::uint64_t> continued = {};  // the step that was restored; none: the run restored nothing
   };
-  [[nodiscard]] Start start() const { return {.adopted = to_adopt_, .set_aside = set_aside_, .epoch = epoch_}; }
+  [[nodiscard]] Start start() const {
+    return {.adopted = to_adopt_, .set_aside = set_aside_, .epoch = epoch_, .continued = continued_};
+  }
   // For a run that restored nothing: the versions that were there stay live, whatever happens to its first step.
   void adopt_all();
   // From here on this run continues that version. Later versions are replaced at the next commit, except those passed
@@ -58,12 +65,14 @@ class LiveVersions {
   bool add(const VersionInfo& version);
 
   const RetentionPolicy policy_;
+  const std::function<std::set<VersionName>()> held_;
   std::vector<VersionName> unreadable_;  // at open: would be live if their manifest could be read
   std::vector<VersionInfo> live_versions_;
   std::optional<Attempt> attempt_;
   std::vector<VersionName> to_adopt_;
   std::vector<SetAside> set_aside_;
   std::uint64_t epoch_ = 0;
+  std::optional<std::uint64_t> continued_;
   bool sweep_due_ = false;
   struct CleanUp {
     std::uint32_t attempt = 0;  // when it began

@@ -208,6 +208,9 @@ constexpr std::array kRows{
         set<&Options::commit_timeout, parse_timeout>},
     Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports as one; groups form groups, up to rank 0."},
         set_within<&Options::fan_in, 2, kMaxWorld>},
+    Row{{"copy_timeout", "seconds", "60", "",
+         "How long close waits for a lower tier that makes no progress; the next run copies what is left."},
+        set<&Options::copy_timeout, parse_timeout>},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

@@ -118,6 +118,12 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
       if (announced.error) return fail(*announced.error);
     }
   }
+  // One number for all tiers: above the newest of each that can be reached.
+  Promotions::Survey below;
+  if (options_.rank == 0 && !(claimed_ && claimed_->first == start.epoch)) {
+    below = shared_.promotions.survey(start.continued);
+    add_adopted(start.adopted, start.set_aside, below.adoption);
+  }
   Result<Attempt> attempt;
   {
     // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
@@ -127,7 +133,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
         return versions.accept(job.name.attempt, options_.rank, protocol_->id());
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
       return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
-                            shared_.retention);
+                            shared_.retention, below.newest_attempt);
     });
   }
   // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
@@ -142,6 +148,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     // Under one lock: a restore that ends in between must see both changes or neither.
     const auto live = live_.lock();
     live->begin_attempt(*attempt);
+    shared_.promotions.begin_attempt(*attempt, start.continued);
     if (shared_.turns) shared_.turns->begin_attempt(attempt->number);
   }
   cleaner_.request();  // removes what killed runs left behind, before it can fill the disk

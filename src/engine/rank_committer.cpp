@@ -32,6 +32,7 @@ Status RankCommitter::decide(SaveJob& job, const RecordReference& record, const 
     // Even if the vote was not delivered, there is one decision for the version, and this rank must learn it.
     if (!votes) log_.warn("this rank's vote was not delivered: {}", votes.error().to_string());
     SW_TRY(learn_outcome(job, stop));
+    shared_.promotions.offer(job.name);
     protocol_->forget(job.name);  // rank 0 has decided, so nobody will read this rank's vote any more
   }
   // Everybody has what was committed. The next votes carry only what has changed.
@@ -116,7 +117,7 @@ std::optional<Error> RankCommitter::give_up_for_all(const SaveJob& job, const st
   manifest.reason = reason;
   const auto decided = cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.decide(manifest); });
   if (decided && decided->decision == Decision::kCommit) {
-    cleaner_.note_committed(*decided, job.pinned);
+    shared_.note_committed(*decided, job.pinned);
     return std::nullopt;
   }
   // Another rank may have been first. Then its reason is the one that everybody gets.
@@ -176,7 +177,7 @@ Status RankCommitter::publish_commit(const SaveJob& job, Vote votes, Publishing&
   }
   if (decided->decision == Decision::kAbort)
     return fail(aborted_everywhere(job.name.step, decided->reason, job.directory));
-  cleaner_.note_committed(*decided, job.pinned);
+  shared_.note_committed(*decided, job.pinned);
   return {};
 }
 

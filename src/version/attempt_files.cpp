@@ -19,8 +19,9 @@ constexpr std::uint32_t kAttemptFilesKept = 16;  // of the newest attempts
 
 // A number above every attempt that left a trace. Version directories count too, so no name is ever used twice, even if
 // attempt files were lost.
-Result<std::uint32_t> next_attempt_number(FileSystem& fs, const std::string& root) {
+Result<std::uint32_t> next_attempt_number(FileSystem& fs, const std::string& root, std::uint32_t above) {
   SW_ASSIGN(std::uint32_t newest, newest_attempt_number(fs, root));
+  newest = std::max(newest, above);
   SW_ASSIGN(const std::vector<DirectoryEntry> entries, retry_read([&] { return fs.list(root); }));
   for (const DirectoryEntry& entry : entries) {
     if (const auto version = parse_version_directory(entry.name)) newest = std::max(newest, version->attempt);
@@ -32,9 +33,9 @@ Result<std::uint32_t> next_attempt_number(FileSystem& fs, const std::string& roo
 
 }  // namespace
 
-Status publish_attempt(FileSystem& fs, const std::string& root, Attempt& attempt) {
+Status publish_attempt(FileSystem& fs, const std::string& root, Attempt& attempt, std::uint32_t above) {
   for (;;) {
-    SW_ASSIGN(attempt.number, next_attempt_number(fs, root));
+    SW_ASSIGN(attempt.number, next_attempt_number(fs, root, above));
     Status published =
         publish_exclusively(fs, control_path(root), attempt_file(attempt.number), serialize(attempt), attempt.run);
     if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;

@@ -11,9 +11,10 @@
 
 namespace slackwater {
 
-// Publishes `attempt` under the next free number and sets its `number`. If another run takes that number first, tries
-// the one after it.
-[[nodiscard]] Status publish_attempt(FileSystem& fs, const std::string& root, Attempt& attempt);
+// Publishes `attempt` under the next free number, which is higher than `above`, and sets its `number`. If another run
+// takes that number first, tries the one after it.
+[[nodiscard]] Status publish_attempt(FileSystem& fs, const std::string& root, Attempt& attempt,
+                                     std::uint32_t above = 0);
 
 // Removes the files of attempts long before `newest`. With the lock, also removes the private names of claims that a
 // crash cut short; without it, these may belong to a claim that is under way. A file that cannot be removed does no

@@ -69,8 +69,12 @@ std::vector<Removal> leftovers(const Catalog& catalog, const Sweeper& sweeper) {
       case VersionState::kUndecided:
         if (sweeper.abandoned.contains(entry.name)) {
           removals.push_back({entry.name, "it was given up, but could not be removed then", false});
-        } else if (settled(entry.name) && !sweeper.in_doubt.contains(entry.name))
+        } else if (settled(entry.name) && !sweeper.in_doubt.contains(entry.name)) {
           removals.push_back({entry.name, "it was never committed, and its writer is gone", false});
+        } else if (sweeper.lower_tier && entry.name.attempt <= sweeper.attempt) {
+          // The caller leaves out those that are held: their copy is under way, or continues.
+          removals.push_back({entry.name, "its copy was given up", false});
+        }
         break;
     }
   }
@@ -98,8 +102,10 @@ std::vector<Removal> surplus(const Catalog& catalog, const std::vector<VersionNa
   return removals;
 }
 
-std::vector<Removal> removable(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy,
-                               Need need) {
+namespace {
+
+std::vector<Removal> removable_if_not_held(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy,
+                                           Need need) {
   std::vector<VersionInfo> live = catalog.live_versions();
   // It is not reported as committed yet, so none may go because this one takes its place.
   std::erase_if(live, [&](const VersionInfo& version) { return run.deciding == name_of(version); });
@@ -112,6 +118,7 @@ std::vector<Removal> removable(const Catalog& catalog, const RunState& run, cons
   Sweeper sweeper{.attempt = run.attempt, .alone = run.alone, .in_doubt = run.doubtful};
   if (run.deciding) sweeper.in_doubt.insert(*run.deciding);
   sweeper.abandoned = run.abandoned;
+  sweeper.lower_tier = run.lower_tier;
   for (const VersionInfo& version : sure) {
     if (version.attempt != run.attempt) continue;
     sweeper.committed = true;
@@ -136,6 +143,17 @@ std::vector<Removal> removable(const Catalog& catalog, const RunState& run, cons
   }
   for (const VersionName& name : expired(sure, policy)) removals.push_back({name, why});
   return removals;
+}
+
+}  // namespace
+
+std::vector<Removal> removable(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy,
+                               Need need) {
+  const std::vector<Removal> all = removable_if_not_held(catalog, run, policy, need);
+  std::vector<Removal> removals = all;
+  std::erase_if(removals, [&](const Removal& removal) { return run.held.contains(removal.version); });
+  const bool last_resort = need == Need::kSpace && removals.empty() && !run.lower_tier;
+  return last_resort ? all : removals;
 }
 
 }  // namespace slackwater

@@ -39,6 +39,7 @@ struct Sweeper {
   bool committed = false;                // this attempt has committed a version
   std::set<VersionName> in_doubt = {};   // the last sync of the decision failed, or is under way
   std::set<VersionName> abandoned = {};  // an earlier removal failed
+  bool lower_tier = false;               // what is undecided is a copy that this run began, or an earlier one
 };
 
 // What no restore will ever choose: undecided and aborted versions that nobody writes any more and, once this attempt
@@ -59,6 +60,9 @@ struct RunState {
   std::set<VersionName> doubtful = {};       // visible, but the last sync of the decision failed
   std::optional<VersionName> deciding = {};  // may be visible already, but is not reported yet
   std::set<VersionName> abandoned = {};      // an earlier removal failed
+  // Still to be copied to a lower tier; on a lower tier: on their way here.
+  std::set<VersionName> held = {};
+  bool lower_tier = false;  // versions come here as copies, which this run alone begins and ends
   // The newest attempt that this run knows to be its own or older. Before claim(), the newest one found by open().
   std::uint32_t newest_known = 0;
 
@@ -75,6 +79,8 @@ enum class Need : std::uint8_t {
 // Leftovers and, once this attempt has committed, live versions beyond the policy. kSpace does not wait for that
 // commit, and also takes versions of this attempt that are in doubt: they were never reported as committed. In any
 // case, the newest `keep` versions that were reported stay. None goes because a version in doubt takes its place.
+// A held version stays, even if it is beyond the policy. With kSpace it goes if nothing else can: then it is not copied
+// to the lower tier, but checkpoints go on.
 [[nodiscard]] std::vector<Removal> removable(const Catalog& catalog, const RunState& run,
                                              const RetentionPolicy& policy, Need need);
 

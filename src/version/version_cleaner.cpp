@@ -118,7 +118,9 @@ Result<std::vector<VersionInfo>> VersionCleaner::clean_up(const RetentionPolicy&
   // The state of the run is read after the scan: a version is noted as being decided before it becomes visible. If it
   // were read before the scan, a commit that became visible in between would look settled although it is not synced
   // yet, and the version it replaces would be deleted.
-  const RunState run = *run_.lock();
+  RunState run = *run_.lock();
+  // Also after the scan: a version is held before its commit is reported, and until its copy is on the lower tier.
+  if (held_) run.held = held_();
   if (run.attempt == 0)
     return fail(ErrorKind::kInternal, "a clean-up was started before an attempt was claimed", root_);
   // Without our own list of adopted versions, what is live is a guess: good enough to read by, not to delete by.

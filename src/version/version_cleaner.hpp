@@ -7,9 +7,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/guarded.hpp"
@@ -36,6 +38,7 @@ class VersionCleaner {
 
   // Removes all of these, even if one fails. Returns those that are gone, or else the first error.
   [[nodiscard]] Result<std::set<VersionName>> remove_all(const std::vector<Removal>& removals);
+  void set_held(std::function<std::set<VersionName>()> held) { held_ = std::move(held); }  // see version_store.hpp
   // Finishes deletions that a crash interrupted, where a pin came in time. Call it once, with the lock held.
   void finish_interrupted();
 
@@ -51,6 +54,8 @@ class VersionCleaner {
   const Log log_;
   ManifestCache& cache_;
   Guarded<RunState>& run_;
+
+  std::function<std::set<VersionName>()> held_;  // constant once clean_up() runs; empty: nothing is held
 
   VersionRemover remover_;
   std::atomic<std::uint64_t> removed_{0};

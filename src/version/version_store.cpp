@@ -96,7 +96,7 @@ Status VersionStore::prepare(Role role) {
 
 Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<VersionName> adopted,
                                     std::vector<std::string> members, std::vector<SetAside> set_aside,
-                                    const RetentionPolicy& policy) {
+                                    const RetentionPolicy& policy, std::uint32_t above) {
   if (members.empty()) members.push_back(random_id());
   Attempt attempt{.number = 0,
                   .run = random_id(),
@@ -110,7 +110,7 @@ Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<Ver
 
   // The attempt file is the claim: whoever creates it exclusively owns the number, and every older run can see that it
   // is over.
-  Status published = publish_attempt(fs_, root_, attempt);
+  Status published = publish_attempt(fs_, root_, attempt, above);
   if (!published && published.error().kind == ErrorKind::kNoSpace && lock_) {
     // Debris of killed runs may be all that fills the disk, and nobody else will ever remove it. All attempts so far
     // are over: whoever could still commit under one of them would hold the lock. Without the lock we cannot know.
@@ -118,7 +118,7 @@ Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<Ver
     const auto sweep = [&](const std::vector<Removal>& removals) {
       if (const auto swept = cleaner_.remove_all(removals); !swept)
         log_.warn("cannot remove what earlier runs left behind: {}", swept.error().to_string());
-      return publish_attempt(fs_, root_, attempt);
+      return publish_attempt(fs_, root_, attempt, above);
     };
     published = sweep(leftovers(catalog, Sweeper{.attempt = attempt.number}));
     // Or a run was killed between a commit and the deletion that follows it. Then `keep` versions and one more fill the
@@ -145,19 +145,53 @@ bool VersionStore::sync_adopted(const Attempt& attempt, const RetentionPolicy& p
   std::set<VersionName> unsure = run_.lock()->doubtful;
   std::erase_if(unsure,
                 [&](const VersionName& version) { return !std::ranges::binary_search(attempt.adopted, version); });
-  const auto kept = static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(policy.keep, attempt.adopted.size()));
-  unsure.insert(attempt.adopted.end() - kept, attempt.adopted.end());
   bool sure = true;
-  for (const VersionName& version : unsure) {
-    const bool synced = fs_.sync_directory(version_path(root_, version)).has_value();
+  // False: it is not here. A lower tier has it, and it counts there.
+  const auto sync = [&](const VersionName& version) {
+    const Status synced = fs_.sync_directory(version_path(root_, version));
+    if (!synced && synced.error().kind == ErrorKind::kNotFound) return false;
     if (synced) {
       run_.lock()->doubtful.erase(version);
     } else {
       run_.lock()->doubtful.insert(version);
       sure = false;
     }
-  }
+    return true;
+  };
+  for (const VersionName& version : unsure) static_cast<void>(sync(version));
+  std::uint64_t kept = 0;
+  for (auto version = attempt.adopted.rbegin(); version != attempt.adopted.rend() && kept < policy.keep; ++version)
+    if (unsure.contains(*version) || sync(*version)) ++kept;
   return sure;
+}
+
+Status VersionStore::follow(const Attempt& attempt) {
+  const auto taken = [&](std::uint32_t newest) {
+    return fail(ErrorKind::kAborted,
+                fmt::format("attempt {} of another run is on this tier, and this run has attempt {}; nothing more is "
+                            "copied there until this run is started again",
+                            newest, attempt.number),
+                root_);
+  };
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
+  if (newest > attempt.number) return taken(newest);
+  Status published;
+  if (newest < attempt.number)
+    published =
+        publish_exclusively(fs_, control_path(root_), attempt_file(attempt.number), serialize(attempt), random_id());
+  if (!published && published.error().kind != ErrorKind::kAlreadyExists) return published;
+  if (newest == attempt.number || !published) {
+    // An earlier try of this run, or another run that was first.
+    SW_ASSIGN(const Attempt there, read_attempt(fs_, root_, attempt.number));
+    if (there.run != attempt.run) return taken(there.number);
+    SW_TRY(fs_.sync_directory(control_path(root_)));
+  }
+  rank_ = 0;
+  attempt_ = attempt;
+  run_.lock()->claim(attempt);
+  run_.lock()->lower_tier = true;
+  remove_old_attempt_files(fs_, root_, attempt.number, lock_ != nullptr);
+  return {};
 }
 
 Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {

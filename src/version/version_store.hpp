@@ -8,9 +8,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/guarded.hpp"
@@ -48,9 +51,13 @@ class VersionStore {
   // versions of earlier attempts (whoever holds the lock knows that nobody can commit them any more), then adopted ones
   // beyond `policy`.
   // `members`: an id for each rank; empty means one rank. `set_aside`: versions to keep although they are not live.
+  // `above`: the newest attempt of the lower tiers; the number is higher, so that it is the same on all tiers.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
                                       std::vector<std::string> members = {}, std::vector<SetAside> set_aside = {},
-                                      const RetentionPolicy& policy = {.keep = 0});
+                                      const RetentionPolicy& policy = {.keep = 0}, std::uint32_t above = 0);
+  // For a lower tier: goes on under the attempt that was claimed on tier 0. Publishes its file here, with the versions
+  // that only this tier has added to `adopted`. kAborted: another run has taken that number or a newer one.
+  [[nodiscard]] Status follow(const Attempt& attempt);
   // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
@@ -81,6 +88,9 @@ class VersionStore {
   // Removes what removable() allows (retention.hpp). With kRoutine, nothing goes while the newest commit is in doubt.
   // Goes on after an error and returns the first one. Otherwise returns what is live afterwards, oldest first.
   [[nodiscard]] Result<std::vector<VersionInfo>> clean_up(const RetentionPolicy& policy, Need need = Need::kRoutine);
+  // Versions that are still to be copied to a lower tier, or (on a lower tier) that are on their way here. clean_up()
+  // asks for them when it has listed the tier. Call it once, before the first clean_up().
+  void set_held(std::function<std::set<VersionName>()> held) { cleaner_.set_held(std::move(held)); }
   [[nodiscard]] std::uint64_t removed_count() const;  // versions removed so far; thread-safe
   [[nodiscard]] bool removed_lately() const;          // seconds ago: the space may not be free yet; thread-safe
 

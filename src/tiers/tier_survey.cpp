@@ -1,0 +1,86 @@
+#include "tiers/tier_survey.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "version/catalog.hpp"
+
+namespace slackwater {
+namespace {
+
+// The attempts of tier 0 that the surveyed tier has not seen, oldest first. nullopt: its file cannot be read.
+std::vector<std::optional<Attempt>> unseen_attempts(FileSystem& fs, const std::string& tier_0, std::uint32_t seen,
+                                                    std::uint32_t own_attempt) {
+  std::vector<std::optional<Attempt>> attempts;
+  const auto newest = newest_attempt_number(fs, tier_0);
+  if (!newest) return {std::nullopt};
+  for (std::uint32_t number = seen + 1; number <= *newest; ++number) {
+    if (number == own_attempt) continue;  // `continued` says what this run continues
+    auto attempt = read_attempt(fs, tier_0, number);
+    attempts.push_back(attempt ? std::optional(std::move(*attempt)) : std::nullopt);
+    if (!attempts.back()) break;  // one unknown is enough
+  }
+  return attempts;
+}
+
+// Whether a version outlived an attempt that could not see it. A run adopts the version that it restored, so the newest
+// one that it adopted says where it continued.
+bool outlives(const VersionName& version, const Attempt& attempt) {
+  return std::ranges::any_of(attempt.adopted,
+                             [&](const VersionName& adopted) { return adopted.step >= version.step; });
+}
+
+}  // namespace
+
+Result<TierSurvey> survey_tier(FileSystem& fs, const std::string& root) {
+  TierSurvey survey;
+  const auto catalog = scan_catalog(fs, root);
+  if (!catalog && catalog.error().kind == ErrorKind::kNotFound) return survey;
+  if (!catalog) return fail(catalog.error());
+  SW_ASSIGN(survey.newest_attempt, newest_attempt_number(fs, root));
+  for (const CatalogEntry& entry : catalog->entries) {
+    survey.newest_attempt = std::max(survey.newest_attempt, entry.name.attempt);
+    if (entry.adoptable()) survey.adoptable.push_back(entry.name);
+  }
+  survey.set_aside = catalog->set_aside();
+  return survey;
+}
+
+Adoption adopt_from(const TierSurvey& survey, FileSystem& fs, const std::string& tier_0, std::uint32_t own_attempt,
+                    std::optional<std::uint64_t> continued) {
+  Adoption adoption{.adopted = {}, .set_aside = survey.set_aside};
+  const auto attempts = unseen_attempts(fs, tier_0, survey.newest_attempt, own_attempt);
+  const bool unknown = std::ranges::any_of(attempts, [](const auto& attempt) { return !attempt; });
+  for (const VersionName& version : survey.adoptable) {
+    if (continued && version.step > *continued) continue;  // this run rolled back to an earlier step
+    const bool replaced =
+        std::ranges::any_of(attempts, [&](const auto& attempt) { return attempt && !outlives(version, *attempt); });
+    if (unknown) {
+      adoption.set_aside.push_back(
+          {version, "the tier was out of reach, and the attempts since then cannot be read on tier 0, so it is not "
+                    "known whether a rollback left this version behind"});
+    } else if (!replaced) {
+      adoption.adopted.push_back(version);
+    }
+  }
+  return adoption;
+}
+
+void add_adopted(std::vector<VersionName>& adopted, std::vector<SetAside>& set_aside, const Adoption& adoption) {
+  const auto is_aside = [&](const VersionName& version) {
+    return std::ranges::find(set_aside, version, &SetAside::version) != set_aside.end();
+  };
+  const auto is_adopted = [&](const VersionName& version) {
+    return std::ranges::find(adopted, version) != adopted.end();
+  };
+  for (const VersionName& version : adoption.adopted)
+    if (!is_aside(version) && !is_adopted(version)) adopted.push_back(version);
+  std::ranges::sort(adopted);
+  for (const SetAside& aside : adoption.set_aside)
+    if (!is_aside(aside.version) && !is_adopted(aside.version)) set_aside.push_back(aside);
+}
+
+}  // namespace slackwater

@@ -1,0 +1,60 @@
+// TierWorker: what one rank does on one lower tier, without the thread that does it. TierLeader is rank 0: it claims
+// the tier for this run, chooses the next version, publishes manifests and deletes. TierMember is any other rank: it
+// copies its own files of the versions that rank 0 has begun. They exchange no messages: each sees on the tier itself
+// what the other has done.
+// Owned by a Promoter. Thread rule: all calls belong to the promoter's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "base/log.hpp"
+#include "os/clock.hpp"
+#include "tiers/bandwidth_cap.hpp"
+#include "tiers/copy_backlog.hpp"
+#include "tiers/tier.hpp"
+#include "tiers/version_copier.hpp"
+#include "version/attempt.hpp"
+
+namespace slackwater {
+
+// What a worker is given. Everything outlives it.
+struct TierWork {
+  const Tier& tier;
+  FileSystem& local;             // reaches tier 0
+  const std::string local_root;  // of tier 0
+  const Clock& clock;
+  const Log& log;
+  CopyBacklog& backlog;
+  BandwidthCap& cap;
+  std::uint32_t rank = 0;
+  std::uint32_t world = 1;
+  bool direct_io = true;
+
+  // Whether this rank copies the files of a rank that wrote the version, perhaps in a run with more or fewer ranks.
+  [[nodiscard]] bool owns(const RecordReference& reference) const { return reference.rank % world == rank; }
+  [[nodiscard]] CopyOptions copy_options(const std::stop_token& stop) const;
+};
+
+class TierWorker {
+ public:
+  enum class Outcome : std::uint8_t {
+    kIdle,     // nothing to do until something is offered
+    kWaiting,  // other ranks are not done; look again soon
+    kWorked,   // there may be more to do
+  };
+
+  virtual ~TierWorker() = default;
+  // The run goes on under this attempt. Called again until it succeeds.
+  [[nodiscard]] virtual Status begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) = 0;
+  // Does the next piece of work. kAborted: another run has taken this tier over. kClosed: told to stop.
+  [[nodiscard]] virtual Result<Outcome> advance(const std::stop_token& stop) = 0;
+  // The user deleted these. Only rank 0 does anything.
+  [[nodiscard]] virtual Status remove(const std::vector<VersionName>& versions) = 0;
+};
+
+}  // namespace slackwater

@@ -1,0 +1,110 @@
+#include "os/directory_upload.hpp"
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "support/aligned_buffer.hpp"
+#include "support/bytes.hpp"
+#include "support/fault_file_system.hpp"
+#include "support/file_bytes.hpp"
+#include "support/temp_dir.hpp"
+
+namespace slackwater::test {
+namespace {
+
+class DirectoryUploadTest : public ::testing::Test {
+ protected:
+  static constexpr std::uint64_t kPart = DirectoryUpload::kPartBytes;
+
+  DirectoryUploadTest() : memory_(3 * kPart), bytes_(memory_.span().first(2 * kPart + 5000)) { fill_pattern(bytes_, 7); }
+
+  std::unique_ptr<FileUpload> begin() {
+    auto upload = fs_.begin_upload(path_, bytes_.size());
+    if (!upload) throw std::runtime_error(upload.error().to_string());
+    return std::move(*upload);
+  }
+  Status send(FileUpload& upload, std::uint32_t part) {
+    const std::uint64_t start = part * kPart;
+    const std::span<const std::byte> piece = bytes_.subspan(start, std::min<std::uint64_t>(kPart, bytes_.size() - start));
+    return upload.send(part, std::span(&piece, 1));
+  }
+  [[nodiscard]] bool arrived() const {
+    const Bytes there = read_file(path_);
+    return there.size() == bytes_.size() && std::equal(there.begin(), there.end(), bytes_.begin());
+  }
+
+  TempDir temp_;
+  const std::string path_ = temp_ / "file";
+  std::unique_ptr<FileSystem> real_ = make_posix_file_system();
+  FaultFileSystem fs_{*real_};
+  AlignedBuffer memory_;
+  std::span<std::byte> bytes_;
+};
+
+TEST_F(DirectoryUploadTest, PartsArriveInAnyOrder) {
+  auto upload = begin();
+  for (const std::uint32_t part : {2, 0, 1}) ASSERT_TRUE(send(*upload, part));
+  ASSERT_TRUE(upload->finish());
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(DirectoryUploadTest, ContinuesWhereTheLastTryStopped) {
+  ASSERT_TRUE(send(*begin(), 0));
+  auto upload = begin();
+  const std::uint64_t before = fs_.count(FsCall::kWriteAt);
+  ASSERT_TRUE(send(*upload, 0));
+  EXPECT_EQ(fs_.count(FsCall::kWriteAt), before) << "what is there already was written again";
+  ASSERT_TRUE(send(*upload, 1));
+  ASSERT_TRUE(send(*upload, 2));
+  ASSERT_TRUE(upload->finish());
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(DirectoryUploadTest, WhatAPowerCutLeftIsComparedAndReplaced) {
+  std::filesystem::remove(path_);
+  write_file(path_, Bytes(bytes_.size() + 100));  // zeros, and too long
+  auto upload = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
+  ASSERT_TRUE(upload->finish());
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(DirectoryUploadTest, AFileWhoseSyncFailedIsWrittenAnew) {
+  auto upload = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
+  fs_.fail(FsCall::kSyncData, EIO);
+  EXPECT_FALSE(upload->finish());
+  EXPECT_FALSE(std::filesystem::exists(path_)) << "a second sync of this file would prove nothing";
+}
+
+TEST_F(DirectoryUploadTest, BytesAreSyncedBeforeTheName) {
+  auto upload = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
+  ASSERT_TRUE(upload->finish());
+  const std::vector<FsCall> calls = fs_.calls();
+  const auto bytes = std::ranges::find(calls, FsCall::kSyncData);
+  ASSERT_NE(bytes, calls.end());
+  EXPECT_NE(std::find(bytes, calls.end(), FsCall::kSyncDirectory), calls.end());
+}
+
+TEST_F(DirectoryUploadTest, AbandonLeavesNothing) {
+  auto upload = begin();
+  ASSERT_TRUE(send(*upload, 1));
+  ASSERT_TRUE(upload->abandon());
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(DirectoryUploadTest, ALinkInTheWayIsNotFollowed) {
+  write_file(temp_ / "other", Bytes(10));
+  std::filesystem::create_symlink(temp_ / "other", path_);
+  const auto upload = fs_.begin_upload(path_, bytes_.size());
+  ASSERT_FALSE(upload);
+  EXPECT_EQ(upload.error().kind, ErrorKind::kCorrupt);
+  EXPECT_EQ(std::filesystem::file_size(temp_ / "other"), 10u);
+}
+
+}  // namespace
+}  // namespace slackwater::test
