@@ -58,6 +58,7 @@ void RepairThread::loop(const std::stop_token& stop) {
     }
     repair(*job, stop);
     shared_.repairing.lock()->erase(job->order.version);
+    shared_.live.lock()->ask_to_sweep();  // what was copied in vain goes after the next commit
   }
 }
 

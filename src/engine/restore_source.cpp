@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "tiers/node_fetch.hpp"
 #include "tiers/tier_scan.hpp"
 
 namespace slackwater {
@@ -31,6 +32,26 @@ std::optional<Error> RestoreSource::blind_spot() const {
   return unreachable_tiers(*overlay_);
 }
 
+std::vector<TierPlace> RestoreSource::sources() const {
+  std::vector<TierPlace> places;
+  const auto left_out = overlay_->left_out();
+  for (std::size_t tier = 1; tier < overlay_->tiers().size(); ++tier) {
+    if (!left_out.contains(tier)) places.push_back(overlay_->tiers()[tier]);
+  }
+  return places;
+}
+
+void RestoreSource::fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
+                          const std::function<void()>& on_progress) {
+  if (!fetches()) return;
+  NodeFetch fetch(overlay_->tiers().front(), sources(),
+                  {.rank = shared_.options.rank, .direct_io = shared_.options.direct_io, .on_progress = on_progress},
+                  log_);
+  if (const Status fetched = fetch.fetch(version, saved_by); !fetched)
+    log_.warn("step {} is read from a lower tier, because it could not be copied to {}: {}", version.step,
+              shared_.options.path, fetched.error().to_string());
+}
+
 bool RestoreSource::move_on(const VersionName& version, const Error& error) {
   if (!overlay_) return false;
   const auto move = overlay_->move_on(error);
@@ -45,10 +66,7 @@ Error RestoreSource::explain(Error error) const { return overlay_ ? overlay_->ex
 std::optional<RepairOrder> RestoreSource::repair_order(const VersionName& version) const {
   if (!overlay_) return std::nullopt;
   RepairOrder order{.version = version, .sources = {}, .newest_attempt = newest_attempt_};
-  const auto left_out = overlay_->left_out();
-  for (std::size_t tier = 1; tier < overlay_->tiers().size(); ++tier) {
-    if (!left_out.contains(tier)) order.sources.push_back(overlay_->tiers()[tier]);
-  }
+  order.sources = sources();
   if (order.sources.empty()) return std::nullopt;
   for (const TierOverlay::Damaged& damaged : overlay_->damaged()) {
     if (damaged.tier == 0 && damaged.name.starts_with(version_directory(version) + "/"))

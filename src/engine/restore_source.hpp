@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,6 +26,12 @@ class RestoreSource {
 
   [[nodiscard]] FileSystem& fs() { return overlay_ ? *overlay_ : *shared_.fs; }
 
+  [[nodiscard]] bool fetches() const { return overlay_ && shared_.options.world > 1; }
+  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there once
+  // for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
+  void fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
+             const std::function<void()>& on_progress);
+
   // Reading this version failed. True: one file comes from another tier now, so try the same version again.
   [[nodiscard]] bool move_on(const VersionName& version, const Error& error);
   // The error once move_on() has returned false, with what was tried where.
@@ -34,6 +41,8 @@ class RestoreSource {
   [[nodiscard]] std::optional<RepairOrder> repair_order(const VersionName& version) const;
 
  private:
+  [[nodiscard]] std::vector<TierPlace> sources() const;  // the lower tiers that can be reached
+
   EngineShared& shared_;
   const Log& log_ = shared_.log;
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0

@@ -8,6 +8,7 @@
 #include "base/result.hpp"
 #include "engine/skip_thread.hpp"
 #include "restore/checkpoint_reader.hpp"
+#include "restore/read_plan.hpp"
 
 namespace slackwater {
 namespace {
@@ -52,6 +53,15 @@ std::vector<SetAside> set_aside_of(const RestoreProtocol::Choice& choice) {
   for (std::size_t i = 0; i < choice.passed_over.size(); ++i)
     versions.push_back({choice.passed_over[i], i < choice.damaged.size() ? choice.damaged[i] : ""});
   return versions;
+}
+
+// The ranks whose files hold the targets' bytes.
+std::vector<std::uint32_t> saved_by(const Checkpoint& checkpoint, const std::vector<Target>& targets) {
+  std::set<std::uint32_t> ranks;
+  const auto plan = ReadPlan::make(checkpoint.tensors(), targets);
+  if (!plan) return {};  // read() says what is wrong
+  for (const FileExtent& stored : plan->stored()) ranks.insert(checkpoint.files()[stored.file].rank);
+  return {ranks.begin(), ranks.end()};
 }
 
 }  // namespace
@@ -183,6 +193,8 @@ Status Restorer::place_once(RestoreSource& source, const CatalogEntry& entry, co
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
                                  .log = options_.log};
+  // Opening reads a header: of what this rank saved, or of rank 0.
+  source.fetch(entry.name, {entry.info.world == options_.world ? options_.rank : 0}, placing.on_progress);
   SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
   placing.on_progress();
   auto targets = plan(checkpoint);
@@ -196,6 +208,7 @@ Status Restorer::place_once(RestoreSource& source, const CatalogEntry& entry, co
          options_.path, 0, false, *left});
   }
   if (auto ready = wait_for_targets(*targets, options.after); !ready) return refuse(std::move(ready).error());
+  if (source.fetches()) source.fetch(entry.name, saved_by(checkpoint, *targets), placing.on_progress);
   // What is restored now will be saved next, and its pool is touched while this thread reads.
   pipelines_.foresee(*targets);
   auto read = checkpoint.read(*targets);

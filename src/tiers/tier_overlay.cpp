@@ -125,8 +125,8 @@ Error TierOverlay::explain(Error error) const {
     } else if (tried_here != tried_.end() && tried_here->second.contains(tier)) {
       const Error& why = tried_here->second.at(tier);
       what = why.message;
-      if (is_storage_error(why) && error.kind == ErrorKind::kCorrupt) {
-        error.kind = why.kind;
+      if (is_storage_error(why)) {
+        if (error.kind == ErrorKind::kCorrupt) error.kind = why.kind;
         error.sys_errno = why.sys_errno;
         error.retryable = true;
       }

@@ -66,27 +66,28 @@ Status VersionRepair::copy_damaged(const VersionFiles& files, const std::string&
 Status VersionRepair::copy_missing(const VersionFiles& files, const RecordReference& reference,
                                    const CopyOptions& options) {
   const std::string directory = version_path(target_.root, order_.version);
-  SW_ASSIGN(const VersionFiles::RankPart part, files.rank_part(reference));
   VersionCopier copier(files, *target_.fs, target_.root);
-  const auto has = [&](const std::string& name, std::uint64_t size_bytes) -> Result<bool> {
-    const auto found = retry_read([&] { return target_.fs->status(fmt::format("{}/{}", directory, name)); });
+  const std::string record_path = fmt::format("{}/{}", directory, reference.file);
+  const auto text = retry_read([&] { return read_whole(*target_.fs, record_path, kMaxRecordBytes); });
+  if (!text && text.error().kind != ErrorKind::kNotFound && text.error().kind != ErrorKind::kCorrupt)
+    return fail(text.error());
+  if (!text || digest128(*text) != reference.digest) {
+    // Without its record nobody knows how far an earlier copy came. So all of the rank's files are compared and
+    // completed, and the record is placed behind them.
+    files_copied_ += 1;
+    return copier.copy_rank(reference, options);
+  }
+  SW_ASSIGN(const Record record, parse_record(*text, record_path));
+  for (const FileRecord& file : record.files) {
+    const std::string path = fmt::format("{}/{}", directory, file.name);
+    const auto found = retry_read([&] { return target_.fs->status(path); });
     if (!found && found.error().kind != ErrorKind::kNotFound) return fail(found.error());
-    return found && found->size_bytes == size_bytes;
-  };
-  for (const FileRecord& file : part.record.files) {
-    SW_ASSIGN(const bool there, has(file.name, file.size_bytes));
-    if (there) continue;
-    if (const std::string own = files.manifest().files.directory(reference.rank); !own.empty())
-      SW_TRY(ensure_directory(*target_.fs, fmt::format("{}/{}", directory, own)));
-    SW_TRY(copy_file({files.fs(), fmt::format("{}/{}", files.directory(), file.name)},
-                     {*target_.fs, fmt::format("{}/{}", directory, file.name)}, file, options));
+    if (found && found->size_bytes == file.size_bytes) continue;
+    SW_TRY(copy_file({files.fs(), fmt::format("{}/{}", files.directory(), file.name)}, {*target_.fs, path}, file,
+                     options));
     ++files_copied_;
   }
-  SW_ASSIGN(const bool there, has(reference.file, part.record_text.size()));
-  if (there) return {};
-  // The data files are there. This compares them, and places the record behind them.
-  ++files_copied_;
-  return copier.copy_rank(reference, options);
+  return {};
 }
 
 Result<bool> VersionRepair::unpublished() const {
