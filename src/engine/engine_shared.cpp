@@ -62,4 +62,10 @@ void EngineShared::note_committed(const Manifest& manifest, bool pinned) {
   cleaner.note_committed(manifest, pinned);
 }
 
+std::vector<TierPlace> EngineShared::lower_tiers() const {
+  std::vector<TierPlace> places;
+  for (const Tier& tier : tiers) places.push_back({&tier.fs(), tier.root()});
+  return places;
+}
+
 }  // namespace slackwater
