@@ -23,15 +23,16 @@ from ..errors import UnsupportedError, UsageError
 from ..rng import Rng
 from ..snapshot import Snapshot
 from ..state.names import an
+from . import loaders
 from .accelerate_state import SavedStates
-from .trainer_parts import EpochStart, LateRandom, generators_of
+from .trainer_parts import EpochStart, Held, LateRandom, generators_of
 
 __all__ = ["AccelerateCheckpointer"]
 
 logger = logging.getLogger("slackwater")
 
 _OWN_ENGINES = ("DEEPSPEED", "MEGATRON_LM", "XLA")
-_RANK_LOCAL = ["epoch_start", "dataloader*"]
+_RANK_LOCAL = ["epoch_start", "loaders"]
 
 
 class AccelerateCheckpointer:
@@ -104,6 +105,8 @@ class AccelerateCheckpointer:
     def _batches_of_epoch(self, loader: Any, seen: int) -> Iterator[Any]:
         generators = generators_of(loader)
         _tell_epoch(loader, self._epoch)
+        if getattr(loader, "use_stateful_dataloader", False):
+            loader.load_state_dict({})  # prepare() has begun an epoch, before it installed the sampler
         if seen:
             self._epoch_start.replay(generators)
         else:
@@ -136,7 +139,7 @@ class AccelerateCheckpointer:
         options.setdefault("rank_local", _RANK_LOCAL)
         found = self._random.restore(self._checkpointer, state, step, **options)
         if found is not None:
-            self._take(state["accelerate"])
+            self._take(self._checkpointer, state)
         return found
 
     # accelerator.save_state and load_state
@@ -152,7 +155,7 @@ class AccelerateCheckpointer:
         self._random = LateRandom()
         state = self._state()
         self._random.restore(checkpointer, state, rank_local=_RANK_LOCAL, **options)
-        self._take(state["accelerate"])
+        self._take(checkpointer, state)
 
     # The end
 
@@ -196,14 +199,15 @@ class AccelerateCheckpointer:
             state["scaler"] = accelerator.scaler
         if self._extra:
             state["extra"] = self._extra
-        if self._loader is None and not self._looked_through():
-            state |= _stateful_loaders(accelerator)
+        state["loaders"] = Held(self._loader_states())
         state |= {"rng": self._random_states, "epoch_start": self._epoch_start, "accelerate": self._place()}
         return state
 
-    def _looked_through(self) -> bool:
-        """Whether batches() counts, so that a loader's own state is not needed."""
-        return self._epoch > 0 or self._batch > 0
+    def _loader_states(self) -> list[Any]:
+        """Of stateful loaders, unless batches() counts for them."""
+        if self._epoch > 0 or self._batch > 0:
+            return []
+        return [loaders.state_of(loader, "loader") for loader in _stateful(self._accelerator)]
 
     def _place(self) -> dict[str, Any]:
         accelerator = self._accelerator
@@ -215,11 +219,16 @@ class AccelerateCheckpointer:
         place = {"epoch": epoch, "batch": batch, "step": self.step, "accelerator_step": accelerator.step}
         return {**place, "sampler_seeds": [sampler.initial_seed for sampler in _seedable(accelerator)]}
 
-    def _take(self, place: Mapping[str, Any]) -> None:
+    def _take(self, checkpointer: Checkpointer, state: Mapping[str, Any]) -> None:
+        place = state["accelerate"]
         self._epoch, self._batch = int(place["epoch"]), int(place["batch"])
         self.step, self._accelerator.step = int(place["step"]), int(place["accelerator_step"])
         for sampler, seed in zip(_seedable(self._accelerator), place["sampler_seeds"], strict=False):
             sampler.initial_seed = seed
+        for loader, saved in zip(_stateful(self._accelerator), state["loaders"].value or [], strict=False):
+            loaders.load_state(loader, saved)
+            checkpointer._random.beside(loader)
+        checkpointer._random.finish()
 
 
 def _check_engine(accelerator: accelerate.Accelerator) -> None:
@@ -271,6 +280,5 @@ def _seedable(accelerator: accelerate.Accelerator) -> list[Any]:
     return found
 
 
-def _stateful_loaders(accelerator: accelerate.Accelerator) -> dict[str, Any]:
-    loaders = [loader for loader in accelerator._dataloaders if getattr(loader, "use_stateful_dataloader", False)]
-    return {f"dataloader_{number}": loader for number, loader in enumerate(loaders)}
+def _stateful(accelerator: accelerate.Accelerator) -> list[Any]:
+    return [loader for loader in accelerator._dataloaders if getattr(loader, "use_stateful_dataloader", False)]

@@ -161,9 +161,9 @@ class SlackwaterCallback(Callback):
         return {
             "module": module,
             **state,
-            "loaders": _held(fit_loop.pop("combined_loader", [])),
-            "lightning": _held(checkpoint),
-            "metrics": _held(lightning_metrics.take(trainer)),
+            "loaders": Held(fit_loop.pop("combined_loader", [])),
+            "lightning": Held(checkpoint),
+            "metrics": Held(lightning_metrics.take(trainer)),
             "epoch_start": self.epoch_start,
             "rng": self._random_states,
         }
@@ -209,12 +209,6 @@ class SlackwaterCallback(Callback):
         self.loader_states = values["loaders"] or []
         self._metrics = values["metrics"]
         return to_checkpoint(values, own_keys(self._trainer.lightning_module))
-
-
-def _held(value: Any) -> Held:
-    held = Held()
-    held.value = value
-    return held
 
 
 def _check_strategy(trainer: pl.Trainer) -> None:

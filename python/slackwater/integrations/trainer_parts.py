@@ -68,8 +68,8 @@ class LateRandom:
 class Held:
     """Takes whatever was saved in its place, for a trainer that restores from dicts."""
 
-    def __init__(self) -> None:
-        self.value: Any = None
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
     def state_dict(self) -> Any:
         return self.value
