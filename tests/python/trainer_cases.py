@@ -11,7 +11,6 @@ import json
 import os
 import random
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -72,9 +71,10 @@ def network() -> nn.Module:
 class Wrapped(nn.Module):
     """What Trainer takes: a model that returns its loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, large: bool = False) -> None:
         super().__init__()
         self.net = network()
+        self.register_buffer("large", torch.zeros(1 << 19 if large else 1))
 
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         loss = (self.net(x[:, 1:]).squeeze() - x[:, 1]).square().mean()
@@ -114,7 +114,7 @@ def transformers_case(**options: Any) -> None:
     endless = options.pop("endless", False)
     peft = options.pop("peft", False)
     resume = options.pop("resume", "slackwater")
-    model: Any = Wrapped()
+    model: Any = Wrapped(options.pop("large", False))
     if peft:
         from peft import LoraConfig, get_peft_model
 
@@ -139,7 +139,8 @@ def transformers_case(**options: Any) -> None:
     trainer.train(resume_from_checkpoint=resume)
     counter = next(one for one in trainer.callback_handler.callbacks if isinstance(one, Counter))
     timed = ("_runtime", "_per_second", "train_loss", "jit_compilation_time")
-    logs = [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in trainer.state.log_history]
+    history = trainer.state.log_history  # whose keys trainer_state.json sorts
+    logs = [{key: entry[key] for key in sorted(entry) if not key.endswith(timed)} for entry in history]
     finish(
         trainer.model, [trainer.optimizer], [trainer.lr_scheduler], counter=dict(vars(counter)), logs=logs,
         best=[trainer.state.best_metric, trainer.state.best_global_step], step=trainer.state.global_step,
@@ -180,6 +181,8 @@ def accelerate_case(**options: Any) -> None:
                 optimizer.zero_grad()
             meter.total += float(loss) * (epoch + 1)
             ck.save(metadata={"loss": float(loss)})
+            if ck.step == options.get("steps"):
+                break
         end = ck.step
     finish(model, [optimizer], [scheduler], meter=meter.total, step=end, accelerator=accelerator.step)
 
@@ -293,8 +296,22 @@ def lightning_case(**options: Any) -> None:
     )
 
 
+def spoil(*, fence: bool | None = None, early: bool = False) -> None:
+    """``fence``: snapshots are settled at a fence or at the end, and not earlier, with or without the fence before the
+    optimizer's step. ``early``: random states are set when the rest is restored, and not once more."""
+    from slackwater.integrations.trainer_parts import LateRandom
+    from slackwater.session import Session
+
+    if fence is not None:
+        Session.settle_all = lambda self: None  # type: ignore[method-assign]
+    if fence is False:
+        Session.fence_quietly = lambda self: None  # type: ignore[method-assign]
+    if early:
+        LateRandom.apply = lambda self: None  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
-    given = dict(argument.split("=") for argument in sys.argv[2:])
-    assert Path.cwd().name != "python", "run it in a directory of its own"
+    given = {key: json.loads(value) for key, value in (argument.split("=") for argument in sys.argv[2:])}
+    spoil(**{key: given.pop(key) for key in ("fence", "early") if key in given})
     case = {"transformers": transformers_case, "accelerate": accelerate_case, "lightning": lightning_case}[sys.argv[1]]
-    case(**{key: json.loads(value) for key, value in given.items()})
+    case(**given)

@@ -7,7 +7,6 @@ background, as always. The next ``save_state``, ``load_state`` or ``close`` wait
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
@@ -40,8 +39,8 @@ class SavedStates:
         self._state = state
         self._load = load
         self._in_flight: Checkpointer | None = None
-        accelerator.save_state = functools.wraps(accelerator.save_state)(self.save_state)
-        accelerator.load_state = functools.wraps(accelerator.load_state)(self.load_state)
+        accelerator.save_state = self.save_state
+        accelerator.load_state = self.load_state
 
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **options: Any) -> Path:
         """As Accelerate's. ``options`` are those of ``sw.Checkpointer``."""

@@ -110,8 +110,11 @@ class TrainerRun:
         return step
 
     def _point_to(self, step: int) -> str:
-        text, self._place = self._state_of(step)
         self._resumed = step
+        try:
+            text, self._place = self._state_of(step)
+        except DamagedError as error:
+            return self.before_damaged(error)
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="slackwater-")
         where = os.path.join(self._directory.name, f"checkpoint-{step}")
