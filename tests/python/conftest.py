@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import pytest
 import rank_processes
 import slackwater as sw
 import torch
+from docs_server import Server as DocsServer
 from hypothesis import settings
 from resume_server import Server
-from support import SECONDS
+from support import SECONDS, need
+from trainer_runs import Runs
 
 torch.set_num_threads(1)
 settings.register_profile("slackwater", deadline=None, max_examples=60)
@@ -41,6 +44,22 @@ def resume_server() -> Iterator[Server]:
     server = Server()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def trainer_server() -> Iterator[DocsServer]:
+    need("transformers", "accelerate", "lightning", "peft", "torchdata")
+    server = DocsServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def runs(trainer_server: DocsServer) -> Iterator[Runs]:
+    """Trainings of Transformers, Accelerate and Lightning that are killed."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="trainers-", dir=memory) as directory:
+        yield Runs(trainer_server, Path(directory))
 
 
 @pytest.fixture(autouse=True)

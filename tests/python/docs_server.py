@@ -138,6 +138,8 @@ def torchrun_environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    import accelerate  # noqa: F401
+    import lightning  # noqa: F401
     import peft  # noqa: F401
     import slackwater
     import torch
@@ -145,6 +147,7 @@ if __name__ == "__main__":
     import torch.distributed as dist
     import torch.distributed.fsdp  # noqa: F401
     import torchdata.stateful_dataloader  # noqa: F401
+    import transformers.trainer  # noqa: F401
 
     torch.set_num_threads(1)
     slackwater.ranks.transport._STORE_SECONDS = float(SECONDS)  # no call of the store fails because the machine is busy
