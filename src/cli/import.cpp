@@ -103,8 +103,8 @@ Verb add_import(CLI::App& parser) {
   verb->add_option("DIR", arguments->directory, "Directory of checkpoints; made if it is missing")->required();
   verb->add_option("--step", arguments->step, "Step to save it as (default: 0)");
   verb->add_option("--as", arguments->as, "Put what the file holds under this key of the state");
-  verb->add_option("--only", arguments->only, "Names to import, such as 'model.*'; may be repeated")->expected(1);
-  verb->add_option("--exclude", arguments->exclude, "Names to leave out; may be repeated")->expected(1);
+  verb->add_option("--only", arguments->only, "Names to import, such as 'model.*'; may be repeated")->allow_extra_args(false);
+  verb->add_option("--exclude", arguments->exclude, "Names to leave out; may be repeated")->allow_extra_args(false);
   verb->add_flag("--no-crc", arguments->no_crc, "Do not compare the checksums of a torch.save file");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kImportFooter);

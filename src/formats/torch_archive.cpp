@@ -41,6 +41,14 @@ Result<TorchArchive> TorchArchive::open(std::span<const std::byte> bytes, const 
     return fail(ErrorKind::kUnsupported,
                 "this is a TorchScript archive; load it with torch.jit.load and torch.save its state_dict()", path);
   }
+  for (const ZipRecord& record : zip.records()) {
+    if (!record.packed) continue;
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("the record '{}' is compressed or encrypted, which torch.save never does; unpack the "
+                            "archive and store it again (zip -0)",
+                            record.name),
+                path);
+  }
   if (const ZipRecord* order = zip.find(*prefix + "byteorder"); order != nullptr && as_text(order->bytes) != "little") {
     return fail(ErrorKind::kUnsupported, "the file was written on a big-endian machine; save it again on another", path);
   }

@@ -55,6 +55,8 @@ class ValueWriter {
       return {};
     }
     if (tag == "Ellipsis") return write_global(name, "builtins", "Ellipsis");
+    if (tag == "enum" || tag == "namedtuple" || tag == "pickle")
+      return unsupported(name, fmt::format("a value of the kind '{}'", tag));
     const TreeNode* value = node.find("v");
     if (value == nullptr) return malformed(name, tag);
     if (tag == "object" || tag == "subclass") return write(*value, name);

@@ -17,7 +17,7 @@ namespace slackwater::formats {
 
 inline constexpr std::size_t kMaxStateDepth = 100;        // of dicts, lists and tuples; deeper ones are refused
 inline constexpr std::size_t kMaxTreeDepth = 400;         // of JSON containers: a typed dict takes three levels
-inline constexpr std::size_t kMaxTreeNodes = 10'000'000;  // a node takes about 100 bytes of memory
+inline constexpr std::size_t kMaxTreeNodes = 4'000'000;   // a node takes about 150 bytes of memory
 inline constexpr std::int64_t kMaxExactInt = std::int64_t{1} << 53;  // larger numbers are {"$": "int", "v": "0x..."}
 
 struct TreeNode {

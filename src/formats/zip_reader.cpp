@@ -60,20 +60,15 @@ class ZipParser {
     ZipRecord record{.name = text(at + kZipEntryBytes, name_bytes), .bytes = {}, .crc = number<std::uint32_t>(at + 16)};
     const auto flags = number<std::uint16_t>(at + 8);
     const auto method = number<std::uint16_t>(at + 10);
-    if ((flags & 1) != 0 || method != 0) {
-      return fail(ErrorKind::kUnsupported,
-                  fmt::format("the record '{}' is compressed or encrypted, which torch.save never does; unpack the "
-                              "archive and store it again (zip -0)",
-                              record.name),
-                  path_);
-    }
     std::uint64_t packed = number<std::uint32_t>(at + 20);
     std::uint64_t size = number<std::uint32_t>(at + 24);
     std::uint64_t header = number<std::uint32_t>(at + 42);
     SW_TRY(read_zip64(at + kZipEntryBytes + name_bytes, extra_bytes, size, packed, header));
+    at += entry_bytes;
+    record.packed = (flags & 1) != 0 || method != 0;
+    if (record.packed) return record;
     if (packed != size) return corrupt("the record '{}' has two sizes", record.name);
     SW_ASSIGN(record.bytes, contents(record.name, header, size, directory.offset));
-    at += entry_bytes;
     return record;
   }
 

@@ -1,4 +1,5 @@
-// ZipReader: the records of a zip archive that stores them uncompressed, as torch.save does. zip64 included.
+// ZipReader: the records of a zip archive. It gives the bytes of those that are stored as they are, as torch.save stores
+// all of its own. zip64 included.
 // The bytes are untrusted: every offset is checked before it is used. Constant after open; any thread.
 // Lifetime: the bytes outlive the reader.
 #pragma once
@@ -19,11 +20,12 @@ struct ZipRecord {
   std::string_view name;
   std::span<const std::byte> bytes;
   std::uint32_t crc = 0;
+  bool packed = false;  // compressed or encrypted; `bytes` is then empty
 };
 
 class ZipReader {
  public:
-  // kCorrupt says what is wrong. kUnsupported: compressed or encrypted records.
+  // kCorrupt says what is wrong.
   [[nodiscard]] static Result<ZipReader> open(std::span<const std::byte> archive, const std::string& path);
 
   [[nodiscard]] std::span<const ZipRecord> records() const { return records_; }
