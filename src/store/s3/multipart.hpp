@@ -15,7 +15,7 @@ inline constexpr std::uint64_t kMinPartBytes = 64u << 20;
 inline constexpr std::uint64_t kMaxParts = 9'000;  // S3 takes 10,000
 
 // Of every part but the last: 64 MiB, or as many whole slabs as make at most kMaxParts parts.
-[[nodiscard]] std::uint64_t part_size(std::uint64_t file_bytes);
+[[nodiscard]] std::uint64_t part_size(std::uint64_t file_bytes, std::uint64_t least_bytes = kMinPartBytes);
 
 struct UploadedPart {
   std::uint32_t number = 0;  // from 1 on

@@ -38,6 +38,7 @@ struct ClientOptions {
   HttpLimits http;
   RetryLimits retry;
   Environment environment = process_environment();
+  std::uint64_t least_part_bytes = 64u << 20;  // smaller in tests
 };
 
 struct ObjectCall {
@@ -73,6 +74,7 @@ class ObjectClient {
   // kUnsupported: there is no libcurl. kPermission: there are no credentials.
   [[nodiscard]] static Result<std::unique_ptr<ObjectClient>> make(const std::string& bucket, ClientOptions options);
 
+  [[nodiscard]] const ClientOptions& options() const { return options_; }
   [[nodiscard]] const std::string& bucket() const { return address_.bucket; }
   [[nodiscard]] std::string path_of(std::string_view key) const;  // "s3://bucket/key", for errors
 

@@ -13,7 +13,7 @@ ObjectUpload::ObjectUpload(ObjectClient& client, std::string key, std::uint64_t 
     : client_(client),
       key_(std::move(key)),
       size_bytes_(size_bytes),
-      part_bytes_(part_size(size_bytes)),
+      part_bytes_(part_size(size_bytes, client.options().least_part_bytes)),
       part_count_(static_cast<std::uint32_t>(std::max<std::uint64_t>(1, (size_bytes + part_bytes_ - 1) / part_bytes_))),
       before_(part_count_),
       done_(part_count_) {}
