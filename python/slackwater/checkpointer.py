@@ -7,6 +7,8 @@ import gc
 import logging
 import operator
 import os
+import signal
+import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Literal
@@ -24,6 +26,7 @@ from .restore.report import RestoreReport
 from .restore.restore_plan import RestorePlan
 from .restore.restorer import Restorer
 from .session import Failure, Session
+from .signals import SignalSaver, Then, save_on_signal
 from .snapshot import Level, Snapshot
 from .state.names import Pattern, an
 
@@ -137,6 +140,7 @@ class Checkpointer:
                 error.add_note("slackwater: take_over=True takes over from this process, never from another one")
             raise
         self._restored: RestoreReport | None = None
+        self._signals: SignalSaver | None = None
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
         self._finalizer.atexit = False  # lifecycle.py does that
 
@@ -164,6 +168,8 @@ class Checkpointer:
             raise UsageError(f"step is {an(type(step).__name__)}; the order is save(step, state)")
         step = _whole("step", step, least=0)
         texts, metrics = encode_metadata(metadata, self._best)
+        last = self._signals is not None and self._signals.due(step)
+        force = force or last
         if step % self._every != 0 and not (force or pin):
             self._skip(step, state, texts, metrics)
             return None
@@ -172,7 +178,24 @@ class Checkpointer:
         snapshot = self._session.save(step, state, texts, after, metrics=metrics, pin=pin, never_skip=force or pin)
         if snapshot is None and (force or pin):
             logger.warning("step %d is skipped although it was to be saved: the ranks are busy (on_busy='skip')", step)
+        if self._signals is not None:
+            self._signals.after_save(snapshot, last)
         return snapshot
+
+    def save_on_signal(self, number: int = signal.SIGTERM, *, within: float = 25.0, then: Then = "signal") -> None:
+        """After this signal, the next ``save`` is the last: it commits its step within ``within`` seconds and ends.
+
+        ``then``: end by the "signal" itself (a handler that was set before is called), "exit" with 128 + number, or
+        "return" from ``save``; see ``stop_requested``. Without a ``save`` in time, the newest committed step remains.
+        """
+        if self._signals is not None:
+            raise UsageError("save_on_signal() was called before; one signal can be watched")
+        self._signals = save_on_signal(self._session, number, within, then)
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the signal of ``save_on_signal`` has come, to this rank or (since the last ``save``) to another."""
+        return self._signals is not None and self._signals.requested
 
     def prepare(self, state: Mapping[Any, Any], *, wait: bool = False) -> None:
         """Make the pool for ``state`` in the background, before the first ``save`` needs it.
@@ -341,7 +364,11 @@ class Checkpointer:
             self._finish()
         finally:
             self._finalizer.detach()
-            self._session.close(timeout)
+            try:
+                self._session.close(timeout)
+            finally:
+                if self._signals is not None:
+                    self._signals.closed(sys.exc_info()[0] is not None)
 
     def steps(self) -> list[int]:
         """Steps of the committed checkpoints, oldest first."""

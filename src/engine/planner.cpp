@@ -1,5 +1,6 @@
 #include "engine/planner.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <vector>
 
@@ -61,6 +62,7 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
                         kMaxHeaderBytes, shared_.files.directory(options_.rank)));
   job->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   job->snapshot->set_total(job->layout->size_bytes);
+  watch_free_space(job->layout->size_bytes);
   // The first layout tells how large an automatic pool should be.
   SW_ASSIGN(const std::shared_ptr<Pipeline> pipeline, pipelines_.for_save(job->state, *job->layout));
   if (!job->device_copies.empty()) SW_TRY(pipeline->start_copy_waiter());
@@ -153,6 +155,24 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   }
   cleaner_.request();  // removes what killed runs left behind, before it can fill the disk
   return {};
+}
+
+// Rank 0 warns before the disk is full. A disk that does not tell its free space is not watched: the save itself says
+// what is wrong with it.
+void Planner::watch_free_space(std::uint64_t own_bytes) {
+  if (options_.rank != 0) return;
+  const auto free_bytes = shared_.fs->free_bytes(options_.path);
+  if (!free_bytes) return;
+  std::uint64_t version_bytes = own_bytes * options_.world;  // until a version of all ranks is there to tell
+  std::uint64_t present = jobs_.snapshots().size() - 1;      // this one is in flight too
+  {
+    const auto live = live_.lock();
+    const auto& versions = live->list();
+    if (options_.world > 1 && !versions.empty()) version_bytes = versions.back().size_bytes;
+    present += std::min<std::uint64_t>(versions.size(), options_.keep);  // what is beyond keep goes, or is pinned
+  }
+  if (const auto warning = space_.check(*free_bytes, version_bytes, present))
+    log_.warn("{}: {}", *warning, options_.path);
 }
 
 Status Planner::make_index(SaveJob& job) const {

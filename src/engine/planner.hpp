@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "engine/engine_shared.hpp"
+#include "engine/free_space_watch.hpp"
 #include "engine/pipeline_maker.hpp"
 
 namespace slackwater {
@@ -32,6 +33,7 @@ class Planner {
   [[nodiscard]] static Status sample_devices(SaveJob& job);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
   [[nodiscard]] Status make_index(SaveJob& job) const;
+  void watch_free_space(std::uint64_t own_bytes);
 
   EngineShared& shared_;
   PipelineMaker& pipelines_;
@@ -43,6 +45,8 @@ class Planner {
   CleanerThread& cleaner_ = shared_.cleaner;
 
   std::optional<std::pair<std::uint64_t, Attempt>> claimed_;  // epoch and attempt; the other ranks may not know it yet
+
+  FreeSpaceWatch space_{options_.keep, options_.in_flight};
 
   std::jthread thread_;  // started last
 };

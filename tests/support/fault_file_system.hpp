@@ -356,6 +356,8 @@ class FaultFileSystem final : public FileSystem {
  public:
   explicit FaultFileSystem(FileSystem& inner) : inner_(inner) {}
 
+  // What free_bytes() says from now on.
+  void set_free_bytes(std::uint64_t size_bytes) { claimed_free_bytes_ = size_bytes; }
   void fail(FsCall call, int sys_errno, FaultWhen when = {}) { plan_->fail(call, sys_errno, std::move(when)); }
   void delay(FsCall call, Duration delay, FaultWhen when = {}) { plan_->delay(call, delay, std::move(when)); }
   void hang(FsCall call, FaultWhen when = {}) { plan_->hang(call, std::move(when)); }
@@ -420,6 +422,7 @@ class FaultFileSystem final : public FileSystem {
   }
   [[nodiscard]] Result<std::uint64_t> free_bytes(const std::string& path) override {
     if (Status met = plan_->meet(FsCall::kFreeBytes, path); !met) return slackwater::fail(met.error());
+    if (const std::uint64_t claimed = claimed_free_bytes_; claimed != kNotClaimed) return claimed;
     return inner_.free_bytes(path);
   }
   [[nodiscard]] Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override {
@@ -434,8 +437,11 @@ class FaultFileSystem final : public FileSystem {
   }
 
  private:
+  static constexpr std::uint64_t kNotClaimed = ~std::uint64_t{0};
+
   FileSystem& inner_;
   const std::shared_ptr<FaultPlan> plan_ = std::make_shared<FaultPlan>();
+  std::atomic<std::uint64_t> claimed_free_bytes_{kNotClaimed};
 };
 
 }  // namespace slackwater::test

@@ -43,8 +43,8 @@ def find_ranks(transport: Transport, rank: int | None, world: int | None, local_
         raise UsageError("rank= and world= belong together: give both, or neither to have them found")
     given = rank is not None
     local = _local_ranks() if local_ranks is None else local_ranks
-    distributed = _distributed()
-    if distributed is None:
+    job = distributed()
+    if job is None:
         if transport == "torch":
             raise UsageError(
                 "coordinator is 'torch', but torch.distributed is not initialised; call init_process_group() first"
@@ -53,11 +53,11 @@ def find_ranks(transport: Transport, rank: int | None, world: int | None, local_
             rank, world = _environment()
         return Ranks(rank, world, local)
     if not given:
-        rank, world = distributed.get_rank(), distributed.get_world_size()
+        rank, world = job.get_rank(), job.get_world_size()
     # Ranks that the caller counts need not be those of the job: its store is used only where it is asked for.
     if (world or 1) == 1 or transport == "directory" or (given and transport == "auto"):
         return Ranks(rank, world, local)
-    store = _private_client(distributed)
+    store = private_client(job)
     if store is None:
         if transport == "torch":
             raise UsageError(
@@ -67,12 +67,12 @@ def find_ranks(transport: Transport, rank: int | None, world: int | None, local_
     return Ranks(rank, world, local, store)
 
 
-def _distributed() -> Any:
+def distributed() -> Any:
     """torch.distributed if the program has initialised it. Never imports it."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    found = sys.modules.get("torch.distributed")
+    if found is None or not found.is_available() or not found.is_initialized():
         return None
-    return distributed
+    return found
 
 
 def _environment() -> tuple[int | None, int | None]:
@@ -95,7 +95,7 @@ def _whole_number(name: str) -> int | None:
         return None
 
 
-def _private_client(distributed: Any) -> Any:
+def private_client(distributed: Any) -> Any:
     """A connection of our own: whoever waits on a shared one makes all others wait. None: this kind has none.
 
     A HashStore lives in one process, and a FileStore is a file that everybody polls: neither is better than the
