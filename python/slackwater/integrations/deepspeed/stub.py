@@ -87,7 +87,8 @@ def _path_given_to_torch_load() -> str | None:
     while frame is not None:
         if frame.f_code.co_name == "load" and frame.f_globals.get("__name__") == "torch.serialization":
             given = frame.f_locals.get("f")
-            given = getattr(given, "name", given)
+            if not isinstance(given, (str, os.PathLike)):
+                given = getattr(given, "name", None)  # an open file
             return os.path.abspath(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else None
         frame = frame.f_back
     return None

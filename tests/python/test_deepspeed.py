@@ -1,0 +1,50 @@
+"""An unmodified DeepSpeed, switched to our engine by its config alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deepspeed_ranks import DeepSpeedRanks
+from support import need
+
+OURS: dict[str, Any] = {"datastates_ckpt": {"host_cache_size": 0.0625, "slab": "1MiB"}}
+WHOLE = os.environ.get("SLACKWATER_DEEPSPEED_MATRIX") == "all"
+BF16 = {"bf16": {"enabled": True}}
+
+# Stage, ranks, more of the config. `make soak` runs them all.
+CASES: list[tuple[int, int, dict[str, Any]]] = [(0, 2, {}), (1, 1, BF16), (2, 2, {}), (3, 2, BF16)]
+if WHOLE:
+    CASES = [(stage, world, more) for stage in (0, 1, 2, 3) for world in (1, 2) for more in ({}, BF16)]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeepSpeedRanks]:
+    need("deepspeed")
+    made = DeepSpeedRanks(tmp_path_factory.mktemp("deepspeed"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("stage", "world", "more"), CASES)
+def test_a_run_killed_and_resumed_equals_that_of_the_torch_engine(
+    ranks: DeepSpeedRanks, tmp_path: Path, stage: int, world: int, more: dict[str, Any]
+) -> None:
+    ours = {"stage": stage, "world": world, "dir": str(tmp_path / "ours"), "config": {**more, **OURS}}
+    killed = ranks.run(**ours, steps=5, kill=3, well=False)
+    assert set(killed.codes) == {-9}, killed.logs
+    resumed = ranks.run(**ours, steps=5)
+    began = resumed.results[0]["began"]
+    theirs = {"stage": stage, "world": world, "dir": str(tmp_path / "theirs"), "config": more}
+    ranks.run(**theirs, steps=began)  # ends there by itself: what is not in a checkpoint is lost here too
+    reference = ranks.run(**theirs, steps=5)
+    for mine, other in zip(resumed.results, reference.results, strict=True):
+        assert mine["engine"] == "DataStatesCheckpointEngine" and other["engine"] == "TorchCheckpointEngine"
+        assert mine["began"] == other["began"] == began and 1 <= began <= 3
+        assert mine["client"] == repr([mine["began"], {"a": (1, 2)}])
+        for part in ("module", "optimizer", "scheduler"):
+            assert mine[part] == other[part]
+    assert (tmp_path / "ours" / "latest").read_text() == "global_step5"
