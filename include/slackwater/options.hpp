@@ -35,6 +35,15 @@ struct KeepBest {
   bool highest = false;     // whether the highest values are best, or the lowest
 };
 
+// How to reach an object store, beyond s3://bucket/prefix. What is empty comes from the environment, and then from the
+// profile files of the AWS command line (docs/s3.md).
+struct S3Options {
+  std::string endpoint;     // "https://minio.example:9000"; empty: Amazon's
+  std::string region;       // empty: AWS_REGION, then the profile's, then us-east-1
+  std::string profile;      // of ~/.aws/credentials; empty: credentials of the environment, then AWS_PROFILE
+  bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key
+};
+
 // A slower place that committed versions are copied to in the background.
 struct TierOptions {
   std::string location;               // a directory, or s3://bucket/prefix
@@ -43,6 +52,7 @@ struct TierOptions {
   std::uint64_t keep_every = 0;       // also keep steps divisible by this; 0: none
   std::uint64_t bandwidth_bytes = 0;  // per second, by each rank; 0: no limit
   std::uint64_t backlog = 4;          // versions that may wait for this tier; older ones are skipped and counted
+  S3Options s3;                       // if the location is in an object store
 };
 
 struct Options {

@@ -17,22 +17,23 @@ constexpr const char* kFooter = R"(Examples:
   slackwater show runs/gpt@42 'model.*.weight'  show some tensors of step 42
   slackwater verify runs/gpt                    read every byte of every checkpoint
   slackwater verify runs/gpt@42 --json          the same for one step, for programs
+  slackwater copy runs/gpt@42 s3://bucket/gpt   copy step 42 to an object store, or back
   slackwater pin runs/gpt 42                    keep step 42, whatever is deleted around it
   slackwater rm runs/gpt 3 9                    remove two steps
-  slackwater gc runs/gpt --dry-run              show what killed runs left behind
+  slackwater gc runs/gpt                        show what killed runs left behind; --delete removes it
   slackwater doctor /nvme/run                   check whether this machine is ready
 
 Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 wrong usage, refused, or nothing there
 that can be read.)";
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App parser("Lists, shows, verifies, pins and removes Slackwater checkpoints, and checks machines for them.",
+  CLI::App parser("Lists, shows, verifies, copies, pins and removes Slackwater checkpoints, and checks machines for them.",
                   "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_pin(parser),
-                                add_rm(parser), add_gc(parser),   add_doctor(parser)};
+  const std::vector<Verb> verbs{add_ls(parser), add_show(parser), add_verify(parser), add_copy(parser),
+                                add_pin(parser), add_rm(parser),  add_gc(parser),     add_doctor(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

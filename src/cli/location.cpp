@@ -54,7 +54,7 @@ std::string guess(const std::string& directory) {
 
 void print_error(const Error& error) {
   print_problem("error", error.to_string());
-  if (error.kind == ErrorKind::kPermission)
+  if (error.kind == ErrorKind::kPermission && !is_object_location(error.path) && !error.path.empty())
     print_problem("hint", error.sys_errno == EROFS ? "this file system is mounted read-only"
                                                    : "run this as a user who may, such as the trainer's");
 }
@@ -74,16 +74,26 @@ Location parse_location(const std::string& text) {
   return {text.substr(0, at), step};
 }
 
+std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access) {
+  auto fs = make_file_system_at(location, access);
+  if (fs) return std::move(*fs);
+  print_error(fs.error());
+  return nullptr;
+}
+
 std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory) {
   auto catalog = scan_catalog(fs, directory);
   if (!catalog) {
     print_error(catalog.error());
     if (catalog.error().kind == ErrorKind::kNotFound)
-      print_problem("hint", "check the path; there is nothing of that name");
+      print_problem("hint", is_object_location(directory) ? "check bucket and prefix; there are no objects below it"
+                                                          : "check the path; there is nothing of that name");
     return std::nullopt;
   }
-  if (catalog->entries.empty() && !is_slackwater_directory(directory)) {
-    print_error(fmt::format("this is not a Slackwater directory: {}", directory), guess(directory));
+  const auto control = fs.status(control_path(directory));
+  if (catalog->entries.empty() && (!control || control->type != FileType::kDirectory)) {
+    print_error(fmt::format("this is not a Slackwater directory: {}", directory),
+                is_object_location(directory) ? "name the location that a run saves or copies to" : guess(directory));
     return std::nullopt;
   }
   for (const std::string& warning : catalog->warnings) print_problem("warning", warning);

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "os/file_system.hpp"
+#include "store/s3/locations.hpp"
 #include "version/catalog.hpp"
 
 namespace slackwater::cli {
@@ -19,6 +21,9 @@ struct Location {
 
 // "runs/gpt@42" is step 42 of runs/gpt, unless a directory of that very name exists.
 [[nodiscard]] Location parse_location(const std::string& text);
+
+// The file system of a location: the machine's own, or an object store (s3://). null after an error.
+[[nodiscard]] std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access);
 
 // Prints the catalog's warnings. nullopt after an error: missing, unreadable, or not a directory of Slackwater.
 [[nodiscard]] std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory);

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -25,14 +27,16 @@ A version that a restore found damaged is set aside: it is listed and kept, and 
 
 Keys of --json: directory, newest_attempt, run_name (of that attempt; both may be null), warnings,
 versions [step, attempt, directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned, state,
-error (unreadable ones)], set_aside [the same, why].
+error (unreadable ones)], set_aside [the same, why], tiers [the same keys for each --tier that can be read].
 
 Examples:
   slackwater ls runs/gpt
-  slackwater ls runs/gpt --json | jq '.versions[-1].step')";
+  slackwater ls runs/gpt --json | jq '.versions[-1].step'
+  slackwater ls /nvme/gpt --tier s3://bucket/gpt)";
 
 struct LsArguments {
   std::string directory;
+  std::vector<std::string> tiers;  // further ones
   bool all = false;
   bool json = false;
 };
@@ -45,7 +49,7 @@ bool is_listed(const LsArguments& arguments, const CatalogEntry& entry) {
   return arguments.all || entry.state == VersionState::kLive || entry.state == VersionState::kSetAside;
 }
 
-void print_json(const LsArguments& arguments, const Catalog& catalog) {
+OrderedJson describe(const LsArguments& arguments, const Catalog& catalog) {
   OrderedJson versions = OrderedJson::array();
   OrderedJson set_aside = OrderedJson::array();  // apart: a script that takes the last version wants to restore it
   for (const CatalogEntry& entry : catalog.entries) {
@@ -63,7 +67,7 @@ void print_json(const LsArguments& arguments, const Catalog& catalog) {
     document["newest_attempt"] = catalog.newest_attempt->number;
     document["run_name"] = catalog.newest_attempt->run_name;
   }
-  fmt::print("{}\n", dump(document));
+  return document;
 }
 
 void print_table(const LsArguments& arguments, const Catalog& catalog) {
@@ -100,21 +104,45 @@ void print_table(const LsArguments& arguments, const Catalog& catalog) {
   }
 }
 
-int run_ls(const LsArguments& arguments) {
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
-  const std::optional<Catalog> catalog = open_catalog(*fs, arguments.directory);
-  if (!catalog) return kFailed;
-  if (arguments.json) {
-    print_json(arguments, *catalog);
-    return kFine;
-  }
-  print_table(arguments, *catalog);
-  const auto unreadable = std::ranges::count(catalog->entries, VersionState::kUnreadable, &CatalogEntry::state);
+void print_text(const LsArguments& arguments, const Catalog& catalog) {
+  print_table(arguments, catalog);
+  const auto unreadable = std::ranges::count(catalog.entries, VersionState::kUnreadable, &CatalogEntry::state);
   if (unreadable > 0 && !arguments.all)
     print_problem("warning", fmt::format("{} cannot be read and {} not shown; --all shows why",
                                          plural(static_cast<std::uint64_t>(unreadable), "version"),
                                          unreadable == 1 ? "is" : "are"));
-  return kFine;
+}
+
+// One tier after the other. One that cannot be read does not keep the others from being listed.
+int run_ls(const LsArguments& arguments) {
+  int code = kFine;
+  OrderedJson documents = OrderedJson::array();
+  std::vector<std::string> locations{arguments.directory};
+  locations.insert(locations.end(), arguments.tiers.begin(), arguments.tiers.end());
+  for (const std::string& location : locations) {
+    LsArguments here = arguments;
+    here.directory = location;
+    const std::unique_ptr<FileSystem> fs = open_file_system(location, Access::kRead);
+    const std::optional<Catalog> catalog = fs ? open_catalog(*fs, location) : std::nullopt;
+    if (!catalog) {
+      code = kFailed;
+      continue;
+    }
+    if (arguments.json) {
+      documents.push_back(describe(here, *catalog));
+      continue;
+    }
+    if (locations.size() > 1) fmt::print("{}{}\n", &location == &locations.front() ? "" : "\n", escape_controls(location));
+    print_text(here, *catalog);
+    std::fflush(stdout);
+  }
+  if (!arguments.json || documents.empty()) return code;
+  // The first document is what one location prints alone; the others are in it.
+  OrderedJson document = std::move(documents.front());
+  documents.erase(documents.begin());
+  if (!arguments.tiers.empty()) document["tiers"] = std::move(documents);
+  fmt::print("{}\n", dump(document));
+  return code;
 }
 
 }  // namespace
@@ -122,7 +150,8 @@ int run_ls(const LsArguments& arguments) {
 Verb add_ls(CLI::App& parser) {
   auto arguments = std::make_shared<LsArguments>();
   CLI::App* verb = parser.add_subcommand("ls", "List the checkpoints of a directory, oldest first");
-  verb->add_option("DIR", arguments->directory, "Directory the trainer saves to")->required();
+  verb->add_option("DIR", arguments->directory, "Directory the trainer saves to, or s3://bucket/prefix")->required();
+  verb->add_option("--tier", arguments->tiers, "A further tier to list; may be given several times");
   verb->add_flag("-a,--all", arguments->all, "Also what is not live: replaced, aborted, undecided, unreadable");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kLsFooter);

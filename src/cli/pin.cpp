@@ -61,7 +61,8 @@ int run_pin(const PinArguments& arguments) {
   const Location location = parse_location(arguments.location);
   const auto steps = steps_named(location, arguments.steps);
   if (!steps) return kFailed;
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite);
+  if (!fs) return kFailed;
   const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
   if (!catalog) return kFailed;
   std::vector<CatalogEntry> entries;

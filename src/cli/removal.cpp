@@ -147,8 +147,9 @@ class Report {
     document_["failed"].push_back(std::move(version));
     print_error(error);
   }
-  int finish() {
+  int finish(const OrderedJson& more) {
     document_["freed_bytes"] = bytes_;
+    if (more.is_object()) document_.update(more);
     if (options_.json)
       fmt::print("{}\n", dump(document_));
     else if (count_ > 1)
@@ -169,6 +170,14 @@ class Report {
   std::uint64_t count_ = 0;
   std::uint64_t bytes_ = 0;
 };
+
+// Every object store lacks locks, so looking is allowed there. Removing is not.
+bool is_dry_run_on_objects(const std::string& directory, const RemovalOptions& options) {
+  if (!options.dry_run || !is_object_location(directory)) return false;
+  print_problem("note", "an object store has no locks: to remove anything, make sure that no run uses it and add "
+                        "--no-lock");
+  return true;
+}
 
 Status check_newest(FileSystem& fs, const std::string& directory, std::uint32_t known) {
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs, directory));
@@ -202,7 +211,7 @@ std::optional<LockedTier> lock_tier(FileSystem& fs, const std::string& directory
   }
   if (auto lock = fs.try_lock(lock_path(directory)); lock) {
     tier.lock = std::move(*lock);
-  } else if (!locks_unknown(lock.error()) || !options.no_lock) {
+  } else if (!locks_unknown(lock.error()) || (!options.no_lock && !is_dry_run_on_objects(directory, options))) {
     print_lock_error(fs, directory, *before, lock.error(), advice);
     return std::nullopt;
   }
@@ -219,7 +228,8 @@ std::optional<LockedTier> lock_tier(FileSystem& fs, const std::string& directory
 }
 
 int remove_chosen(FileSystem& fs, const std::string& directory, const LockedTier& tier,
-                  const std::vector<Chosen>& chosen, VersionRemover::Pinned pinned, const RemovalOptions& options) {
+                  const std::vector<Chosen>& chosen, VersionRemover::Pinned pinned, const RemovalOptions& options,
+                  const OrderedJson& more) {
   if (!may_go(directory, tier.catalog, chosen, options)) return kFailed;
   ManifestCache cache;
   VersionRemover remover(fs, directory, Log([](LogLevel level, std::string_view message) {
@@ -253,7 +263,7 @@ int remove_chosen(FileSystem& fs, const std::string& directory, const LockedTier
       report.removed(one, bytes);
     }
   }
-  return report.finish();
+  return report.finish(more);
 }
 
 }  // namespace slackwater::cli

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/json_output.hpp"
 #include "os/file_system.hpp"
 #include "version/catalog.hpp"
 #include "version/version_remover.hpp"
@@ -46,10 +47,10 @@ struct Chosen {
 };
 
 // Removes them in this order, unless that would leave nothing to restore and the user does not confirm it. A version
-// that cannot be removed does not stop the others. Returns the exit code.
+// that cannot be removed does not stop the others. Returns the exit code. `more`: further members of --json.
 [[nodiscard]] int remove_chosen(FileSystem& fs, const std::string& directory, const LockedTier& tier,
                                 const std::vector<Chosen>& chosen, VersionRemover::Pinned pinned,
-                                const RemovalOptions& options);
+                                const RemovalOptions& options, const OrderedJson& more = {});
 
 // "step 42 (attempt 7)".
 [[nodiscard]] std::string spoken_name(const VersionName& version);

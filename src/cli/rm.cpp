@@ -81,7 +81,8 @@ int run_rm(const RmArguments& arguments) {
   const Location location = parse_location(arguments.location);
   const auto steps = steps_named(location, arguments.steps);
   if (!steps) return kFailed;
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite);
+  if (!fs) return kFailed;
   const std::optional<LockedTier> tier =
       lock_tier(*fs, location.directory, arguments.options, "end that run first, or call delete(step) in it");
   if (!tier) return kFailed;

@@ -46,6 +46,7 @@ Examples:
 
 struct ShowArguments {
   std::string location;
+  std::vector<std::string> tiers;  // where to look next
   std::string pattern;
   bool tree = false;
   bool json = false;
@@ -190,9 +191,22 @@ void print_text(const ShowArguments& arguments, const Checkpoint& checkpoint) {
 }
 
 int run_show(const ShowArguments& arguments) {
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
-  const Location location = parse_location(arguments.location);
-  const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
+  Location location = parse_location(arguments.location);
+  std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead);
+  std::optional<Catalog> catalog = fs ? open_catalog(*fs, location.directory) : std::nullopt;
+  const auto has_step = [&] {
+    const std::vector<VersionInfo> live = catalog ? catalog->live_versions() : std::vector<VersionInfo>();
+    return std::ranges::any_of(live, [&](const VersionInfo& one) { return !location.step || one.step == *location.step; });
+  };
+  for (const std::string& tier : arguments.tiers) {
+    if (has_step()) break;
+    auto next_fs = open_file_system(tier, Access::kRead);
+    auto next = next_fs ? open_catalog(*next_fs, tier) : std::nullopt;
+    if (!next) continue;
+    fs = std::move(next_fs);
+    catalog = std::move(next);
+    location.directory = tier;
+  }
   if (!catalog) return kFailed;
   const std::optional<VersionInfo> version = choose_version(*catalog, location);
   if (!version) return kFailed;
@@ -230,8 +244,9 @@ int run_show(const ShowArguments& arguments) {
 Verb add_show(CLI::App& parser) {
   auto arguments = std::make_shared<ShowArguments>();
   CLI::App* verb = parser.add_subcommand("show", "Show what a checkpoint holds: tensors, metadata, tree");
-  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: the newest)")->required();
+  verb->add_option("DIR[@STEP]", arguments->location, "Directory or s3://bucket/prefix, and which step (default: the newest)")->required();
   CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors whose names match this glob");
+  verb->add_option("--tier", arguments->tiers, "Where to look if the step is not there; may be given several times");
   verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kShowFooter);

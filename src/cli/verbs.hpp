@@ -20,6 +20,7 @@ struct Verb {
 [[nodiscard]] Verb add_ls(CLI::App& parser);
 [[nodiscard]] Verb add_show(CLI::App& parser);
 [[nodiscard]] Verb add_verify(CLI::App& parser);
+[[nodiscard]] Verb add_copy(CLI::App& parser);
 [[nodiscard]] Verb add_rm(CLI::App& parser);
 [[nodiscard]] Verb add_pin(CLI::App& parser);
 [[nodiscard]] Verb add_gc(CLI::App& parser);

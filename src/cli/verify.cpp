@@ -1,8 +1,7 @@
-#include <unistd.h>
-
-#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,6 +9,7 @@
 #include "base/units.hpp"
 #include "cli/json_output.hpp"
 #include "cli/location.hpp"
+#include "cli/progress_bar.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
 #include "restore/checkpoint_reader.hpp"
@@ -23,44 +23,20 @@ constexpr const char* kVerifyFooter =
 offset and tensors; verify then goes on with the rest. The exit code is 1 if anything is damaged.
 
 Keys of --json: directory, ok, versions [step, attempt, directory, ok, bytes_read, seconds,
-damages [file, offset, size_bytes, tensors, what], error (if it could not be verified at all)].
+damages [file, offset, size_bytes, tensors, what], error (if it could not be verified at all)],
+tiers [the same keys for each --tier that can be read].
 
 Examples:
   slackwater verify runs/gpt
-  slackwater verify runs/gpt@42 --json | jq '.versions[].damages')";
+  slackwater verify runs/gpt@42 --json | jq '.versions[].damages'
+  slackwater verify s3://bucket/gpt)";
 
 constexpr std::size_t kTensorsNamed = 8;
 
 struct VerifyArguments {
   std::string location;
+  std::vector<std::string> tiers;  // further ones
   bool json = false;
-};
-
-// One line on the terminal that is rewritten, and erased at the end. Prints nothing if stderr is not a terminal.
-class ProgressBar {
- public:
-  explicit ProgressBar(std::uint64_t step) : step_(step), shown_(isatty(STDERR_FILENO) == 1) {}
-  ~ProgressBar() {
-    if (shown_) fmt::print(stderr, "\r\033[K");
-  }
-  ProgressBar(const ProgressBar&) = delete;
-  ProgressBar& operator=(const ProgressBar&) = delete;
-
-  void update(std::uint64_t done, std::uint64_t total) const {
-    if (!shown_ || total == 0) return;
-    constexpr std::size_t kWidth = 30;
-    const double share = static_cast<double>(done) / static_cast<double>(total);
-    const auto filled = static_cast<std::size_t>(share * kWidth);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
-    fmt::print(stderr, "\r\033[Kstep {} [{}{}] {:3.0f} % of {}, {}", step_, std::string(filled, '#'),
-               std::string(kWidth - filled, '.'), share * 100, format_bytes(total), rate_text(done, seconds));
-    std::fflush(stderr);
-  }
-
- private:
-  const std::uint64_t step_;
-  const bool shown_;
-  const std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
 void print_damage(const Damage& damage) {
@@ -92,20 +68,25 @@ std::vector<VersionName> choose(const Catalog& catalog, const Location& location
   return chosen;
 }
 
-int run_verify(const VerifyArguments& arguments) {
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
-  const Location location = parse_location(arguments.location);
-  const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
-  if (!catalog) return kFailed;
-  const std::vector<VersionName> versions = choose(*catalog, location);
-  if (versions.empty() && !choose_version(*catalog, location)) return kFailed;
-
+struct Findings {
   bool damaged = false;
   bool failed = false;
+  OrderedJson document;
+};
+
+// nullopt after an error that was printed.
+std::optional<Findings> verify_tier(const VerifyArguments& arguments, const Location& location) {
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead);
+  const std::optional<Catalog> catalog = fs ? open_catalog(*fs, location.directory) : std::nullopt;
+  if (!catalog) return std::nullopt;
+  const std::vector<VersionName> versions = choose(*catalog, location);
+  if (versions.empty() && !choose_version(*catalog, location)) return std::nullopt;
+
+  Findings findings;
   OrderedJson results = OrderedJson::array();
   for (const VersionName& version : versions) {
     const auto report = [&] {
-      const ProgressBar bar(version.step);
+      ProgressBar bar(fmt::format("step {}", version.step));
       return verify_version({.fs = fs.get()}, location.directory, version, {},
                             [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); });
     }();
@@ -114,8 +95,8 @@ int run_verify(const VerifyArguments& arguments) {
       print_problem("note", report.error().message);
       continue;
     }
-    damaged |= report && !report->damages.empty();
-    failed |= !report;
+    findings.damaged |= report && !report->damages.empty();
+    findings.failed |= !report;
     if (arguments.json) {
       OrderedJson result{{"step", version.step},
                          {"attempt", version.attempt},
@@ -135,10 +116,33 @@ int run_verify(const VerifyArguments& arguments) {
     }
     if (!report) print_error(report.error());
   }
-  if (arguments.json)
-    fmt::print(
-        "{}\n",
-        dump({{"directory", location.directory}, {"ok", !damaged && !failed}, {"versions", std::move(results)}}));
+  findings.document = {{"directory", location.directory},
+                       {"ok", !findings.damaged && !findings.failed},
+                       {"versions", std::move(results)}};
+  return findings;
+}
+
+int run_verify(const VerifyArguments& arguments) {
+  const Location first = parse_location(arguments.location);
+  std::vector<Location> locations{first};
+  for (const std::string& tier : arguments.tiers) locations.push_back({tier, first.step});
+  bool damaged = false;
+  bool failed = false;
+  OrderedJson documents = OrderedJson::array();
+  for (const Location& location : locations) {
+    if (locations.size() > 1 && !arguments.json) fmt::print("{}\n", escape_controls(location.directory));
+    auto findings = verify_tier(arguments, location);
+    failed |= !findings || findings->failed;
+    damaged |= findings && findings->damaged;
+    if (findings) documents.push_back(std::move(findings->document));
+  }
+  if (arguments.json && !documents.empty()) {
+    // The first document is what one location prints alone; the others are in it.
+    OrderedJson document = std::move(documents.front());
+    documents.erase(documents.begin());
+    if (!arguments.tiers.empty()) document["tiers"] = std::move(documents);
+    fmt::print("{}\n", dump(document));
+  }
   if (damaged) {
     print_problem("hint", "restore() skips a damaged checkpoint and uses the one before it; slackwater rm removes it");
     return kDamaged;
@@ -151,7 +155,9 @@ int run_verify(const VerifyArguments& arguments) {
 Verb add_verify(CLI::App& parser) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* verb = parser.add_subcommand("verify", "Read every byte of checkpoints and name what is damaged");
-  verb->add_option("DIR[@STEP]", arguments->location, "Directory, and which step (default: all live ones)")->required();
+  verb->add_option("DIR[@STEP]", arguments->location, "Directory or s3://bucket/prefix, and which step (default: all live)")
+      ->required();
+  verb->add_option("--tier", arguments->tiers, "A further tier to verify; may be given several times");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
   verb->footer(kVerifyFooter);
   return {verb, [arguments] { return run_verify(*arguments); }};

@@ -52,6 +52,17 @@ class FileSystem {
   // overridden, the file is written in place by the calls above (DirectoryUpload).
   [[nodiscard]] virtual Result<std::unique_ptr<FileUpload>> begin_upload(const std::string& path,
                                                                          std::uint64_t size_bytes);
+  // Uploads below this path that were begun and neither finished nor abandoned, wherever their writer is now.
+  [[nodiscard]] virtual Result<std::vector<PendingUpload>> list_uploads(const std::string& /*path*/) {
+    return std::vector<PendingUpload>();
+  }
+  [[nodiscard]] virtual Status abandon_upload(const PendingUpload& /*upload*/) { return {}; }
+
+  // Forgets what it remembers about names. A file system that remembers none does nothing.
+  virtual void refresh() {}
+  // Makes calls under way end soon, with kClosed, and later ones fail. For whoever must not wait for a slow network;
+  // from any thread.
+  virtual void stop_transfers() {}
 };
 
 // The machine's own file system. Its queues use io_uring if the kernel permits it, and worker threads otherwise.

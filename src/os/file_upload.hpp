@@ -8,10 +8,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "slackwater/error.hpp"
 
 namespace slackwater {
+
+// An upload that somebody began.
+struct PendingUpload {
+  std::string path;  // the file that it would have become
+  std::string id;    // tells it from others of the same path
+};
 
 class FileUpload {
  public:

@@ -16,8 +16,6 @@
 namespace slackwater {
 namespace {
 
-constexpr unsigned kMaxWorkers = 8;  // enough to fill a disk with large requests
-
 Result<std::uint64_t> transfer(const IoRequest& request) {
   const std::span memory(request.data, request.size_bytes);
   if (request.op == IoOp::kRead) return request.file->read_at(memory, request.offset);
@@ -59,11 +57,12 @@ ThreadQueue::ThreadQueue(unsigned depth, std::string fallback_reason)
       shared_(std::make_unique<Shared>()),
       guard_([this] { disowned_ = true; }) {}
 
-Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& options, std::string fallback_reason) {
+Result<std::unique_ptr<IoQueue>> ThreadQueue::create(const IoQueueOptions& options, std::string fallback_reason,
+                                                     unsigned workers) {
   std::unique_ptr<ThreadQueue> queue(new ThreadQueue(options.depth, std::move(fallback_reason)));
   Shared& shared = *queue->shared_;
   try {
-    for (unsigned number = 0; number < std::min(options.depth, kMaxWorkers); ++number) {
+    for (unsigned number = 0; number < std::min(options.depth, workers); ++number) {
       shared.workers.push_back(
           start_thread(fmt::format("sw-io-{}", number), [&shared](std::stop_token) { shared.run(); }));
     }

@@ -13,9 +13,12 @@ namespace slackwater {
 
 class ThreadQueue final : public IoQueue {
  public:
+  static constexpr unsigned kDiskWorkers = 8;  // enough to fill a disk with large requests
+
   // kOutOfMemory if not even one thread can be started. Fewer than wanted are enough.
   [[nodiscard]] static Result<std::unique_ptr<IoQueue>> create(const IoQueueOptions& options,
-                                                               std::string fallback_reason);
+                                                               std::string fallback_reason,
+                                                               unsigned workers = kDiskWorkers);
   ~ThreadQueue() override;
 
   [[nodiscard]] std::string_view backend() const override { return "threads"; }

@@ -12,6 +12,7 @@
 #include "restore/checkpoint_reader.hpp"
 #include "restore/read_plan.hpp"
 #include "restore/version_contents.hpp"
+#include "store/s3/locations.hpp"
 #include "version/catalog.hpp"
 
 namespace slackwater {
@@ -129,7 +130,7 @@ Result<VersionInfo> choose(const Catalog& catalog, const std::string& directory,
 }  // namespace
 
 Result<std::vector<VersionInfo>> list_versions(const std::string& directory) {
-  const std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  SW_ASSIGN(const std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead));
   SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
   return catalog.live_versions();
 }
@@ -155,7 +156,7 @@ Checkpoint::~Checkpoint() = default;
 
 Result<Checkpoint> Checkpoint::open(const std::string& directory, std::optional<std::uint64_t> step,
                                     ReadOptions options) {
-  std::unique_ptr<FileSystem> fs = make_posix_file_system();
+  SW_ASSIGN(std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead));
   SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
   SW_ASSIGN(const VersionInfo version, choose(catalog, directory, step));
   SW_ASSIGN(Checkpoint checkpoint, open_version({.fs = fs.get()}, directory, version, options));

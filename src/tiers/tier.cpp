@@ -4,9 +4,10 @@
 
 #include <fmt/format.h>
 
-namespace slackwater {
+#include "base/result.hpp"
+#include "store/s3/locations.hpp"
 
-bool is_object_location(std::string_view location) { return location.starts_with("s3://"); }
+namespace slackwater {
 
 Tier::Tier(TierOptions options, std::string root, std::unique_ptr<FileSystem> fs)
     : options_(std::move(options)), root_(std::move(root)), own_(std::move(fs)), fs_(own_.get()) {}
@@ -21,8 +22,10 @@ Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
     return fail(ErrorKind::kInvalidArgument, "a tier needs a location: a directory, or s3://bucket/prefix");
   if (options.every == 0) return fail(ErrorKind::kInvalidArgument, "every must be 1 or more", root);
   if (options.backlog == 0) return fail(ErrorKind::kInvalidArgument, "backlog must be 1 or more", root);
-  if (is_object_location(root))
-    return fail(ErrorKind::kUnsupported, "this build has no object store; use a directory as the tier", root);
+  if (is_object_location(root)) {
+    SW_ASSIGN(auto fs, make_object_file_system(root, options.s3, Access::kWrite));
+    return Tier(std::move(options), std::move(root), std::move(fs));
+  }
   if (root.find("://") != std::string::npos)
     return fail(ErrorKind::kInvalidArgument, "a tier is a directory, or s3://bucket/prefix", root);
   return Tier(std::move(options), std::move(root), local);

@@ -8,7 +8,6 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "os/file_system.hpp"
 #include "slackwater/options.hpp"
@@ -34,7 +33,5 @@ class Tier {
   std::unique_ptr<FileSystem> own_;  // null: the local one
   FileSystem* fs_;
 };
-
-[[nodiscard]] bool is_object_location(std::string_view location);  // begins with s3://
 
 }  // namespace slackwater

@@ -210,6 +210,7 @@ std::vector<SetAside> Catalog::set_aside() const {
 }
 
 Result<Catalog> scan_catalog(FileSystem& fs, const std::string& root, ManifestCache* cache) {
+  fs.refresh();
   SW_ASSIGN(Listing listing, list_names(fs, root));
   for (int scan = 1;; ++scan) {
     SW_ASSIGN(Catalog catalog, read_catalog(fs, root, listing, cache));

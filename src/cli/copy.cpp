@@ -1,0 +1,215 @@
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "base/units.hpp"
+#include "cli/json_output.hpp"
+#include "cli/location.hpp"
+#include "cli/progress_bar.hpp"
+#include "cli/text.hpp"
+#include "cli/verbs.hpp"
+#include "os/durable.hpp"
+#include "os/posix_lock.hpp"
+#include "restore/checkpoint_reader.hpp"
+#include "tiers/version_copier.hpp"
+#include "version/attempt.hpp"
+#include "version/fields.hpp"
+
+namespace slackwater::cli {
+namespace {
+
+constexpr const char* kCopyFooter =
+    R"(Copies committed checkpoints from one place to another: directories, and s3://bucket/prefix. Every MiB is checked
+against the checkpoint's own checksums before it is sent, and what an object store received is checked by its answer.
+The copy has the same name and the same bytes. It becomes visible when all of it is there. A copy that was interrupted
+continues when it is started again.
+Without @STEP, it copies the newest checkpoint; with --all, every live one.
+
+It refuses if a run uses DST, or if DST holds checkpoints of another run.
+
+Keys of --json: source, target, copied [as in ls, already, seconds], failed [as in ls, error].
+
+Examples:
+  slackwater copy runs/gpt@42 /backup/gpt
+  slackwater copy s3://bucket/gpt /nvme/gpt --verify)";
+
+struct CopyArguments {
+  std::string source;
+  std::string target;
+  bool all = false;
+  bool verify = false;
+  bool json = false;
+  unsigned threads = 3;
+  std::string buffer = "192MiB";
+};
+
+Error refusal(std::string message, const std::string& path) {
+  return {.kind = ErrorKind::kBusy, .message = std::move(message), .path = path};
+}
+
+// Makes the target a tier of the source's run: the newest attempt of the source is the newest there too. Its file is
+// what makes the copies live (docs/format.md).
+Status prepare_target(FileSystem& from, const std::string& source, FileSystem& to, const std::string& target,
+                      const Catalog& catalog) {
+  if (!catalog.newest_attempt) {
+    return fail(ErrorKind::kCorrupt,
+                "the newest attempt file of the source cannot be read, so it is not known what is live", source);
+  }
+  const Attempt& attempt = *catalog.newest_attempt;
+  SW_TRY(ensure_directory(to, target));
+  SW_TRY(ensure_directory(to, control_path(target)));
+  SW_TRY(to.sync_directory(target));
+  SW_ASSIGN(const Catalog there, scan_catalog(to, target));
+  for (const VersionInfo& version : there.live_versions()) {
+    const VersionName name{version.step, version.attempt};
+    if (version.attempt != attempt.number && std::ranges::find(attempt.adopted, name) == attempt.adopted.end())
+      return fail(refusal(fmt::format("step {} there is not of the source's run; copy into another place", version.step),
+                          target));
+  }
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(to, target));
+  if (newest > attempt.number) {
+    return fail(refusal(fmt::format("a newer run has used the target (attempt {}, the source has {})", newest,
+                                    attempt.number),
+                        target));
+  }
+  const std::string name = attempt_file(attempt.number);
+  SW_ASSIGN(const std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
+  Status published = publish_exclusively(to, control_path(target), name, text, random_id());
+  if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
+  SW_ASSIGN(const std::string present, read_listed(to, control_path(target), name, kMaxAttemptBytes));
+  if (present == text) return {};
+  return fail(refusal(fmt::format("attempt {} there is of another run; copy into another place", attempt.number),
+                      target));
+}
+
+struct Outcome {
+  bool already = false;
+  double seconds = 0;
+};
+
+Result<Outcome> copy_version(FileSystem& from, const std::string& source, FileSystem& to, const std::string& target,
+                             const VersionInfo& version, const CopyArguments& arguments, std::uint64_t buffer_bytes) {
+  const auto started = std::chrono::steady_clock::now();
+  const VersionName name{version.step, version.attempt};
+  SW_ASSIGN(const VersionFiles files, VersionFiles::read(from, source, name));
+  VersionCopier copier(files, to, target);
+  Outcome outcome;
+  SW_ASSIGN(outcome.already, copier.is_published());
+  if (!outcome.already) {
+    ProgressBar bar(fmt::format("step {}", version.step));
+    std::atomic<std::uint64_t> sent = 0;
+    CopyOptions options{.threads = arguments.threads, .buffer_bytes = buffer_bytes};
+    options.on_sent = [&](std::uint64_t bytes) { bar.update(sent += bytes, version.size_bytes); };
+    SW_TRY(copier.copy_all(options));
+  }
+  if (arguments.verify) {
+    ProgressBar bar(fmt::format("verify step {}", version.step));
+    SW_ASSIGN(const VerifyReport report,
+              verify_version({.fs = &to}, target, name, {},
+                             [&](std::uint64_t done, std::uint64_t total) { bar.update(done, total); }));
+    if (!report.damages.empty())
+      return fail(ErrorKind::kCorrupt, fmt::format("the copy is damaged: {}", report.damages.front().what),
+                  report.damages.front().file);
+  }
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+  return outcome;
+}
+
+std::string without_slash(std::string location) {
+  while (location.size() > 1 && location.ends_with('/')) location.pop_back();
+  return location;
+}
+
+int run_copy(const CopyArguments& arguments) {
+  Location location = parse_location(arguments.source);
+  location.directory = without_slash(location.directory);
+  const std::string target = without_slash(arguments.target);
+  const auto buffer_bytes = parse_bytes(arguments.buffer);
+  if (!buffer_bytes) {
+    print_error(buffer_bytes.error());
+    return kFailed;
+  }
+  if (arguments.all && location.step) {
+    print_error("--all and @STEP exclude each other", "leave one of them out");
+    return kFailed;
+  }
+  const std::unique_ptr<FileSystem> from = open_file_system(location.directory, Access::kRead);
+  const std::unique_ptr<FileSystem> to = from ? open_file_system(target, Access::kWrite) : nullptr;
+  const std::optional<Catalog> catalog = to ? open_catalog(*from, location.directory) : std::nullopt;
+  if (!catalog) return kFailed;
+  std::vector<VersionInfo> versions = arguments.all ? catalog->live_versions() : std::vector<VersionInfo>();
+  if (versions.empty()) {
+    auto version = choose_version(*catalog, location);
+    if (!version) return kFailed;
+    versions.push_back(std::move(*version));
+  }
+  if (const Status prepared = prepare_target(*from, location.directory, *to, target, *catalog); !prepared) {
+    print_error(prepared.error());
+    return kFailed;
+  }
+  // An object store has no locks. There, what is copied twice is the same bytes twice.
+  const auto lock = to->try_lock(lock_path(target));
+  if (!lock && !locks_unknown(lock.error())) {
+    print_error(lock.error());
+    return kFailed;
+  }
+
+  OrderedJson copied = OrderedJson::array();
+  OrderedJson failed = OrderedJson::array();
+  // The newest first: it is the one that a restart needs.
+  for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
+    const auto outcome =
+        copy_version(*from, location.directory, *to, target, *version, arguments, *buffer_bytes);
+    OrderedJson entry = version_json(*version);
+    if (!outcome) {
+      print_error(outcome.error());
+      entry["error"] = outcome.error().to_string();
+      failed.push_back(std::move(entry));
+      continue;
+    }
+    entry["already"] = outcome->already;
+    entry["seconds"] = outcome->seconds;
+    copied.push_back(std::move(entry));
+    if (arguments.json) continue;
+    if (outcome->already) {
+      fmt::print("step {} was already there\n", version->step);
+    } else {
+      fmt::print("step {}: {} in {} ({})\n", version->step, format_bytes(version->size_bytes),
+                 format_seconds(outcome->seconds), rate_text(version->size_bytes, outcome->seconds));
+    }
+    std::fflush(stdout);
+  }
+  const int code = failed.empty() ? kFine : kFailed;
+  if (code != kFine) print_problem("hint", "start the same command again to continue");
+  if (arguments.json)
+    fmt::print("{}\n", dump({{"source", location.directory},
+                             {"target", target},
+                             {"copied", std::move(copied)},
+                             {"failed", std::move(failed)}}));
+  return code;
+}
+
+}  // namespace
+
+Verb add_copy(CLI::App& parser) {
+  auto arguments = std::make_shared<CopyArguments>();
+  CLI::App* verb = parser.add_subcommand("copy", "Copy checkpoints to another directory or object store");
+  verb->add_option("SRC[@STEP]", arguments->source, "Directory or s3://bucket/prefix, and which step")->required();
+  verb->add_option("DST", arguments->target, "Directory or s3://bucket/prefix")->required();
+  verb->add_flag("--all", arguments->all, "Every live checkpoint, the newest first");
+  verb->add_flag("--verify", arguments->verify, "Read the copy back and check every byte");
+  verb->add_option("--threads", arguments->threads, "Parts on their way at once")->check(CLI::Range(1, 64));
+  verb->add_option("--buffer", arguments->buffer, "Memory for these parts (default: 192MiB)");
+  verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  verb->footer(kCopyFooter);
+  return {verb, [arguments] { return run_copy(*arguments); }};
+}
+
+}  // namespace slackwater::cli

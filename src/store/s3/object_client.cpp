@@ -1,0 +1,287 @@
+#include "store/s3/object_client.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <ctime>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+
+namespace slackwater::s3 {
+namespace {
+
+constexpr std::uint64_t kSignedBodyBytes = 1u << 20;  // larger bodies are covered by a checksum, not by the signature
+
+struct StoreError {
+  std::string code;
+  std::string message;
+  std::string region;
+};
+
+StoreError parse_store_error(std::string_view body) {
+  const auto root = parse_xml(body);
+  if (!root || root->name != "Error") return {};
+  return {printable(root->text_of("Code")), printable(root->text_of("Message")), printable(root->text_of("Region"))};
+}
+
+bool is_any(std::string_view code, std::initializer_list<std::string_view> codes) {
+  return std::ranges::find(codes, code) != codes.end();
+}
+
+ErrorKind kind_of_status(int status) {
+  switch (status) {
+    case 401:
+    case 403: return ErrorKind::kPermission;
+    case 404: return ErrorKind::kNotFound;
+    case 405:
+    case 501: return ErrorKind::kUnsupported;
+    case 409: return ErrorKind::kBusy;
+    case 412: return ErrorKind::kAlreadyExists;
+    case 507: return ErrorKind::kNoSpace;
+    default: break;
+  }
+  return status / 100 == 5 ? ErrorKind::kIo : ErrorKind::kInvalidArgument;
+}
+
+// "Wed, 18 Nov 2026 16:30:51 GMT"
+std::optional<std::int64_t> parse_http_date(const std::string& text) {
+  std::tm parts{};
+  const char* const end = ::strptime(text.c_str(), "%a, %d %b %Y %H:%M:%S", &parts);
+  if (end == nullptr) return std::nullopt;
+  return ::timegm(&parts);
+}
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  constexpr std::size_t kMax = 200;
+  std::string result(text.substr(0, kMax));
+  for (char& c : result)
+    if (c < ' ' || c > '~') c = '?';
+  return result;
+}
+
+Result<std::unique_ptr<ObjectClient>> ObjectClient::make(const std::string& bucket, ClientOptions options) {
+  SW_ASSIGN(StoreAddress address, find_address(options.store, bucket, options.environment));
+  SW_ASSIGN(Credentials credentials, find_credentials(options.store, options.environment));
+  SW_ASSIGN(auto curl, Curl::load());
+  return std::unique_ptr<ObjectClient>(
+      new ObjectClient(std::move(address), std::move(options), std::move(credentials), std::move(curl)));
+}
+
+ObjectClient::ObjectClient(StoreAddress address, ClientOptions options, Credentials credentials,
+                           std::shared_ptr<const Curl> curl)
+    : address_(std::move(address)),
+      options_(std::move(options)),
+      credentials_(std::move(credentials)),
+      http_(std::move(curl), address_.ca_file, options_.http) {}
+
+std::string ObjectClient::path_of(std::string_view key) const {
+  return fmt::format("{}{}{}{}", kScheme, address_.bucket, key.empty() ? "" : "/", key);
+}
+
+void ObjectClient::stop() {
+  {
+    const std::lock_guard lock(pause_mutex_);
+    http_.stop();
+  }
+  pause_over_.notify_all();
+}
+
+bool ObjectClient::pause(std::chrono::milliseconds duration) {
+  std::unique_lock lock(pause_mutex_);
+  return !pause_over_.wait_for(lock, duration, [this] { return http_.stopping(); });
+}
+
+std::chrono::milliseconds ObjectClient::pause_before(unsigned attempt) {
+  const RetryLimits& limits = options_.retry;
+  const auto full = std::min(limits.longest_pause, limits.first_pause * (1u << std::min(attempt, 16u)));
+  // By chance, so that a thousand ranks that were turned away together do not come back together.
+  thread_local std::minstd_rand random{std::random_device{}()};
+  return std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(full.count() / 2, full.count())(random));
+}
+
+bool ObjectClient::renew_credentials() {
+  auto found = find_credentials(options_.store, options_.environment);
+  if (!found) return false;
+  const auto current = credentials_.lock();
+  const bool changed = *found != *current;
+  *current = std::move(*found);
+  return changed;
+}
+
+Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::string& payload_hash) {
+  const std::int64_t now = std::chrono::duration_cast<std::chrono::seconds>(
+                               std::chrono::system_clock::now().time_since_epoch()).count();
+  HttpRequest request{.method = call.method, .url = address_.url(call.key, call.query), .body = call.body};
+  const Credentials credentials = *credentials_.lock();
+  request.headers = sign({.method = call.method,
+                          .host = address_.host(),
+                          .path = address_.path(call.key),
+                          .query = call.query,
+                          .headers = call.headers,
+                          .payload_hash = payload_hash,
+                          .region = address_.region,
+                          .unix_seconds = now + clock_offset_seconds_},
+                         credentials);
+  request.sink = call.sink;
+  ++calls_;
+  return http_.call(request, call.expected_bytes,
+                    down_ ? std::optional(options_.retry.connect_if_down) : std::nullopt);
+}
+
+// What an answer that is no success means. `again`: another try may succeed.
+Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, bool& again) {
+  const StoreError said = parse_store_error(answer.body);
+  const bool hidden = answer.status / 100 == 2;  // <Error> in an answer that said 200
+  Error error{.kind = hidden ? ErrorKind::kIo : kind_of_status(answer.status), .message = {}, .path = {}};
+  error.message = fmt::format("{}: the object store answered {}{}{}{}", call.doing, answer.status,
+                              said.code.empty() ? "" : " " + said.code, said.message.empty() ? "" : ": ", said.message);
+  error.path = path_of(call.key);
+
+  again = answer.status / 100 == 5 && answer.status != 501 && answer.status != 507;
+  again |= answer.status == 408 || answer.status == 429 || answer.status == 409;
+  again |= is_any(said.code, {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling",
+                              "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",
+                              "OperationAborted", "ConditionalRequestConflict"});
+  if (is_any(said.code, {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken",
+                         "InvalidAccessKeyId", "RequestExpired"})) {
+    // Somebody may have written new ones into the file.
+    error.kind = ErrorKind::kPermission;
+    again = renew_credentials();
+    if (!again) error.message += "; the credentials have expired or are unknown: renew them";
+  }
+  if (said.code == "RequestTimeTooSkewed") {
+    // The signature holds the time. Take the server's, once.
+    const auto server = parse_http_date(answer.header("date"));
+    const std::int64_t offset = server ? *server - static_cast<std::int64_t>(std::time(nullptr)) : 0;
+    again = server && std::abs(offset - clock_offset_seconds_.exchange(offset)) > 60;
+    if (!again) error.message += "; set this machine's clock";
+  }
+  const std::string region = said.region.empty() ? answer.header("x-amz-bucket-region") : said.region;
+  if (!region.empty() && region != address_.region && (answer.status == 301 || answer.status == 400 || answer.status == 307)) {
+    error.kind = ErrorKind::kInvalidArgument;
+    error.message += fmt::format("; the bucket is in region '{}', we asked in '{}': set AWS_REGION or the option region",
+                                 printable(region), address_.region);
+  }
+  error.retryable = again;
+  return error;
+}
+
+Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
+  const std::string payload_hash = call.body.empty() || call.sign_body ? to_hex(sha256(call.body))
+                                                                       : std::string(kUnsignedPayload);
+  for (unsigned attempt = 0;; ++attempt) {
+    if (call.before_try) call.before_try(call);
+    const bool was_down = down_;
+    auto answer = try_once(call, payload_hash);
+    bool again = false;
+    Error error;
+    if (answer) {
+      down_ = false;
+      const bool good = answer->status / 100 == 2;
+      const bool hidden_error = good && !call.sink && answer->body.size() < kSignedBodyBytes &&
+                                !parse_store_error(answer->body).code.empty();
+      if (good && !hidden_error) {
+        const Status checked = call.check ? call.check(*answer) : Status();
+        if (checked) return answer;
+        error = checked.error();
+        if (error.path.empty()) error.path = path_of(call.key);
+        again = error.retryable;
+      } else {
+        error = error_of(call, *answer, again);
+      }
+    } else {
+      error = std::move(answer).error();
+      again = error.retryable;
+      error.message = fmt::format("{}: {}", call.doing, error.message);
+      error.path = path_of(call.key);
+    }
+    const bool last = attempt + 1 >= options_.retry.tries || (was_down && !answer);
+    if (!again || last) {
+      // Whoever calls next need not wait for all the tries again. The first answer ends this.
+      if (!answer && again) down_ = true;
+      return fail(std::move(error));
+    }
+    if (!pause(pause_before(attempt))) return fail(ErrorKind::kClosed, "the object store is being closed");
+  }
+}
+
+Result<XmlElement> ObjectClient::send_for_xml(ObjectCall call, std::string_view root) {
+  XmlElement found;
+  // An answer that was cut short, or comes from a proxy, is worth another try.
+  call.check = [&, doing = call.doing](const HttpAnswer& answer) -> Status {
+    auto parsed = parse_xml(answer.body);
+    if (parsed && parsed->name == root) {
+      found = std::move(*parsed);
+      return {};
+    }
+    return fail(Error{.kind = ErrorKind::kIo,
+                      .message = fmt::format("{}: {}", doing,
+                                             parsed ? fmt::format("the object store answered with <{}> instead of <{}>",
+                                                                  printable(parsed->name), root)
+                                                    : parsed.error().message),
+                      .retryable = true});
+  };
+  SW_TRY(send(std::move(call)));
+  return found;
+}
+
+Result<std::uint64_t> ObjectClient::size_of(const std::string& key) {
+  SW_ASSIGN(const HttpAnswer answer, send({.doing = "cannot find the object", .method = "HEAD", .key = key}));
+  const std::string text = answer.header("content-length");
+  std::uint64_t size = 0;
+  const auto [stop, trouble] = std::from_chars(text.data(), text.data() + text.size(), size);
+  if (trouble != std::errc() || stop != text.data() + text.size())
+    return fail(ErrorKind::kIo, "the object store does not say how large the object is", path_of(key));
+  return size;
+}
+
+Status ObjectClient::remove(const std::string& key) {
+  auto removed = send({.doing = "cannot remove the object", .method = "DELETE", .key = key});
+  if (!removed && removed.error().kind != ErrorKind::kNotFound) return fail(std::move(removed).error());
+  return {};
+}
+
+Status check_echo(const HttpAnswer& answer, std::uint32_t crc, const std::string& md5_hex) {
+  const auto differs = [](std::string_view what) {
+    return fail(Error{.kind = ErrorKind::kIo,
+                      .message = fmt::format("the object store received other bytes than were sent ({} differs)", what),
+                      .retryable = true});
+  };
+  const std::string echoed = answer.header("x-amz-checksum-crc32c");
+  if (!echoed.empty()) return echoed == crc_base64(crc) ? Status() : differs("CRC32C");
+  std::string tag = answer.header("etag");
+  std::erase(tag, '"');
+  // With keys of their own (KMS, or the customer's), servers make other tags.
+  const bool is_md5 = tag.size() == 32 && tag.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos &&
+                      !answer.header("x-amz-server-side-encryption").starts_with("aws:kms") &&
+                      answer.header("x-amz-server-side-encryption-customer-algorithm").empty();
+  if (md5_hex.empty() || !is_md5) return {};
+  std::ranges::transform(tag, tag.begin(), [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c; });
+  return tag == md5_hex ? Status() : differs("MD5");
+}
+
+Status ObjectClient::put(const std::string& key, Pieces pieces, bool if_none) {
+  std::uint64_t size = 0;
+  for (const auto piece : pieces) size += piece.size();
+  const std::uint32_t crc = crc32c(pieces);
+  ObjectCall call{.doing = "cannot write the object", .method = "PUT", .key = key, .body = pieces};
+  call.sign_body = size <= kSignedBodyBytes;
+  call.headers.emplace_back("x-amz-checksum-crc32c", crc_base64(crc));
+  std::string md5_hex;
+  if (confirms_crc32c() != Known::kYes || size <= kSignedBodyBytes) {
+    const Md5 digest = md5(pieces);
+    md5_hex = to_hex(digest);
+    call.headers.emplace_back("content-md5", to_base64(digest));
+  }
+  if (if_none) call.headers.emplace_back("if-none-match", "*");
+  call.check = [&](const HttpAnswer& answer) { return check_echo(answer, crc, md5_hex); };
+  SW_TRY(send(std::move(call)));
+  return {};
+}
+
+}  // namespace slackwater::s3

@@ -1,0 +1,300 @@
+#include "store/s3/object_file_system.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "os/thread_queue.hpp"
+#include "store/s3/multipart.hpp"
+#include "store/s3/object_file.hpp"
+#include "store/s3/object_upload.hpp"
+
+namespace slackwater::s3 {
+namespace {
+
+constexpr unsigned kReadersAtOnce = 16;
+constexpr std::uint64_t kMaxLinkedBytes = 256u << 20;  // a manifest
+
+std::string_view base_name(std::string_view path) { return path.substr(path.rfind('/') + 1); }
+
+// Names that nobody else looks for (os/durable.hpp).
+bool is_private(std::string_view path) {
+  const std::string_view name = base_name(path);
+  return name.starts_with('.') && name.ends_with(".tmp");
+}
+
+std::string directory_prefix(const std::string& key) { return key.empty() ? key : key + "/"; }
+
+std::unexpected<Error> not_found(std::string what, const std::string& path) {
+  return fail(Error{.kind = ErrorKind::kNotFound, .message = std::move(what), .path = path});
+}
+
+// The first part of a key behind a prefix: a file, or a directory if more follows.
+DirectoryEntry entry_behind(std::string_view key, std::size_t prefix) {
+  const std::string_view rest = key.substr(prefix);
+  const std::size_t slash = rest.find('/');
+  return {std::string(rest.substr(0, slash)),
+          slash == std::string_view::npos ? FileType::kRegular : FileType::kDirectory};
+}
+
+// An object and a "directory" may have the same name. The object comes first, as in status().
+void sort_entries(std::vector<DirectoryEntry>& entries) {
+  std::erase_if(entries, [](const DirectoryEntry& entry) { return entry.name.empty(); });
+  std::ranges::stable_sort(entries, {}, &DirectoryEntry::name);
+  const auto same = std::ranges::unique(entries, {}, &DirectoryEntry::name);
+  entries.erase(same.begin(), same.end());
+}
+
+}  // namespace
+
+ObjectFileSystem::ObjectFileSystem(std::unique_ptr<ObjectClient> client, std::string root_key, Names names)
+    : client_(std::move(client)), root_key_(std::move(root_key)), names_(names) {}
+
+ObjectFileSystem::~ObjectFileSystem() = default;
+
+// Names.
+
+Result<std::string> ObjectFileSystem::key_of(const std::string& path) const {
+  SW_ASSIGN(ObjectLocation location, parse_object_location(path));
+  if (location.bucket != client_->bucket())
+    return fail(ErrorKind::kInvalidArgument, fmt::format("this is not in bucket '{}'", client_->bucket()), path);
+  return std::move(location.key);
+}
+
+bool ObjectFileSystem::covers(const std::string& key) const {
+  return names_ == Names::kRemembered &&
+         (root_key_.empty() || key == root_key_ || key.starts_with(root_key_ + "/"));
+}
+
+Result<std::shared_ptr<const ObjectFileSystem::Listing>> ObjectFileSystem::listing() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (listing_) return listing_;
+  }
+  SW_ASSIGN(ObjectPage all, client_->list(directory_prefix(root_key_), {}));
+  auto made = std::make_shared<Listing>();
+  for (ObjectInfo& object : all.objects) made->emplace(std::move(object.key), object.size_bytes);
+  const std::lock_guard lock(mutex_);
+  listing_ = std::move(made);
+  return listing_;
+}
+
+void ObjectFileSystem::refresh() {
+  const std::lock_guard lock(mutex_);
+  listing_.reset();
+}
+
+void ObjectFileSystem::changed() { refresh(); }
+void ObjectFileSystem::noticed_missing(const std::string& /*key*/) { refresh(); }
+
+Result<std::vector<DirectoryEntry>> ObjectFileSystem::list_remembered(const Listing& listing,
+                                                                      const std::string& prefix) {
+  std::vector<DirectoryEntry> entries;
+  for (auto object = listing.lower_bound(prefix); object != listing.end() && object->first.starts_with(prefix);) {
+    entries.push_back(entry_behind(object->first, prefix.size()));
+    if (entries.back().type == FileType::kRegular) {
+      ++object;
+    } else {  // past everything in it: '0' follows '/'
+      object = listing.lower_bound(prefix + entries.back().name + '0');
+    }
+  }
+  return entries;
+}
+
+Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  const std::string prefix = directory_prefix(key);
+  std::vector<DirectoryEntry> entries;
+  if (covers(key)) {
+    SW_ASSIGN(const auto known, listing());
+    SW_ASSIGN(entries, list_remembered(*known, prefix));
+  } else {
+    SW_ASSIGN(const ObjectPage page, client_->list(prefix, "/"));
+    for (const ObjectInfo& object : page.objects) entries.push_back(entry_behind(object.key, prefix.size()));
+    for (const std::string& found : page.prefixes) entries.push_back(entry_behind(found, prefix.size()));
+  }
+  sort_entries(entries);
+  if (entries.empty()) {
+    const std::lock_guard lock(mutex_);
+    if (!made_.contains(key)) return not_found("there are no objects below this name", path);
+  }
+  return entries;
+}
+
+// nullopt: there is nothing of this name.
+Result<std::optional<FileStatus>> ObjectFileSystem::look_up(const std::string& key) {
+  if (!covers(key)) return look_up_fresh(key);
+  SW_ASSIGN(const auto known, listing());
+  if (const auto found = known->find(key); found != known->end())
+    return FileStatus{FileType::kRegular, found->second, 1};
+  const std::string prefix = directory_prefix(key);
+  const auto below = known->lower_bound(prefix);
+  if (below != known->end() && below->first.starts_with(prefix)) return FileStatus{FileType::kDirectory, 0, 1};
+  return std::nullopt;
+}
+
+// One list tells whether it is an object or a directory, unless other names come between the two.
+Result<std::optional<FileStatus>> ObjectFileSystem::look_up_fresh(const std::string& key) {
+  const std::string prefix = directory_prefix(key);
+  constexpr unsigned kEnough = 4;
+  SW_ASSIGN(const ObjectPage page, client_->list_page(key, "/", kEnough));
+  for (const ObjectInfo& object : page.objects)
+    if (object.key == key) return FileStatus{FileType::kRegular, object.size_bytes, 1};
+  if (std::ranges::find(page.prefixes, prefix) != page.prefixes.end()) return FileStatus{FileType::kDirectory, 0, 1};
+  if (page.next.empty()) return std::nullopt;
+  SW_ASSIGN(const ObjectPage below, client_->list_page(prefix, {}, 1));
+  if (below.objects.empty()) return std::nullopt;
+  return FileStatus{FileType::kDirectory, 0, 1};
+}
+
+Result<FileStatus> ObjectFileSystem::status(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  {
+    const std::lock_guard lock(mutex_);
+    if (made_.contains(key)) return FileStatus{FileType::kDirectory, 0, 1};
+    if (const auto found = privates_.find(path); found != privates_.end())
+      return FileStatus{FileType::kRegular, found->second.bytes.size(), found->second.linked ? 2u : 1u};
+  }
+  SW_ASSIGN(const auto found, look_up(key));
+  if (found) return *found;
+  return not_found("there is no such object", path);
+}
+
+// Directories.
+
+Status ObjectFileSystem::make_directory(const std::string& path) {
+  SW_ASSIGN(std::string key, key_of(path));
+  const std::lock_guard lock(mutex_);
+  made_.insert(std::move(key));
+  return {};
+}
+
+// An object is durable, and so is its name, when the store says that it was written.
+Status ObjectFileSystem::sync_directory(const std::string& /*path*/) { return {}; }
+
+Status ObjectFileSystem::remove_directory(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  SW_ASSIGN(const ObjectPage below, client_->list_page(directory_prefix(key), {}, 1));
+  if (!below.objects.empty()) {
+    return fail(Error{.kind = ErrorKind::kIo,
+                      .message = "cannot remove the directory: there are objects below this name",
+                      .path = path,
+                      .sys_errno = ENOTEMPTY});
+  }
+  const std::lock_guard lock(mutex_);
+  made_.erase(key);
+  return {};
+}
+
+// Files.
+
+Result<std::unique_ptr<File>> ObjectFileSystem::open(const std::string& path, OpenMode mode, bool /*direct*/) {
+  SW_ASSIGN(std::string key, key_of(path));
+  if (mode == OpenMode::kCreateExclusive) {
+    const std::lock_guard lock(mutex_);
+    if (privates_.contains(path)) return fail(ErrorKind::kAlreadyExists, "cannot create the file", path);
+    return std::make_unique<SmallFile>(*this, path, std::move(key), std::string(), FileStatus{.link_count = 1}, true);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = privates_.find(path); found != privates_.end()) {
+      const FileStatus status{FileType::kRegular, found->second.bytes.size(), found->second.linked ? 2u : 1u};
+      return std::make_unique<SmallFile>(*this, path, std::move(key), found->second.bytes, status, false);
+    }
+  }
+  std::uint64_t size_bytes = 0;
+  if (covers(key)) {
+    SW_ASSIGN(const auto known, listing());
+    const auto found = known->find(key);
+    if (found == known->end()) return not_found("there is no such object", path);
+    size_bytes = found->second;
+  } else {
+    SW_ASSIGN(size_bytes, client_->size_of(key));
+  }
+  return std::make_unique<ObjectFile>(*this, path, std::move(key), size_bytes);
+}
+
+Status ObjectFileSystem::store_small(const std::string& path, const std::string& key, std::string bytes) {
+  if (is_private(path)) {
+    const std::lock_guard lock(mutex_);
+    privates_.insert_or_assign(path, PrivateFile{std::move(bytes)});
+    return {};
+  }
+  changed();
+  Status created = client_->create(key, bytes);
+  const std::lock_guard lock(mutex_);
+  if (!created) not_created_.insert(path);
+  return created;
+}
+
+Status ObjectFileSystem::link(const std::string& from, const std::string& to) {
+  SW_ASSIGN(const std::string to_key, key_of(to));
+  std::optional<std::string> bytes;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = privates_.find(from); found != privates_.end()) bytes = found->second.bytes;
+  }
+  if (!bytes) {
+    SW_ASSIGN(const std::string from_key, key_of(from));
+    SW_ASSIGN(bytes, client_->read_whole(from_key, kMaxLinkedBytes));
+  }
+  changed();
+  SW_TRY(client_->create(to_key, *bytes));
+  const std::lock_guard lock(mutex_);
+  if (const auto found = privates_.find(from); found != privates_.end()) found->second.linked = true;
+  return {};
+}
+
+Status ObjectFileSystem::unlink(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  {
+    const std::lock_guard lock(mutex_);
+    if (privates_.erase(path) > 0) return {};
+    // Whoever could not create a file removes what is left of it (os/durable.hpp). Of an object nothing is left, and
+    // one of that name is somebody else's.
+    if (not_created_.erase(path) > 0) return {};
+  }
+  changed();
+  return client_->remove(key);
+}
+
+Result<std::uint64_t> ObjectFileSystem::free_bytes(const std::string& /*path*/) { return std::uint64_t{1} << 62; }
+
+Result<std::unique_ptr<FileLock>> ObjectFileSystem::try_lock(const std::string& path) {
+  return fail(Error{.kind = ErrorKind::kUnsupported,
+                    .message = "an object store has no locks",
+                    .path = path,
+                    .sys_errno = EOPNOTSUPP});
+}
+
+Result<std::unique_ptr<IoQueue>> ObjectFileSystem::make_queue(const IoQueueOptions& options) {
+  return ThreadQueue::create(options, {}, kReadersAtOnce);
+}
+
+// Uploads.
+
+Result<std::unique_ptr<FileUpload>> ObjectFileSystem::begin_upload(const std::string& path, std::uint64_t size_bytes) {
+  SW_ASSIGN(std::string key, key_of(path));
+  changed();
+  return ObjectUpload::begin(*client_, std::move(key), size_bytes);
+}
+
+Result<std::vector<PendingUpload>> ObjectFileSystem::list_uploads(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  SW_ASSIGN(const std::vector<UploadInfo> found, s3::list_uploads(*client_, directory_prefix(key)));
+  std::vector<PendingUpload> uploads;
+  for (const UploadInfo& upload : found) uploads.push_back({client_->path_of(upload.key), upload.id});
+  return uploads;
+}
+
+Status ObjectFileSystem::abandon_upload(const PendingUpload& upload) {
+  SW_ASSIGN(std::string key, key_of(upload.path));
+  return abort_upload(*client_, {std::move(key), upload.id});
+}
+
+void ObjectFileSystem::stop_transfers() { client_->stop(); }
+
+}  // namespace slackwater::s3

@@ -1,0 +1,23 @@
+// Uploads that a killed run left behind in an object store. They take space, but no list of objects shows them. Those of
+// older attempts may be aborted: the key names the attempt, and a run that is over sends nothing more.
+// Free functions over a FileSystem; on a disk there are no such uploads. Thread rule: any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/log.hpp"
+#include "os/file_system.hpp"
+#include "slackwater/error.hpp"
+
+namespace slackwater {
+
+// Those of attempts before `newest`, below the root of a tier. What is not named like a file of ours is left alone.
+[[nodiscard]] Result<std::vector<PendingUpload>> uploads_of_older_attempts(FileSystem& fs, const std::string& root,
+                                                                           std::uint32_t newest);
+
+// Aborts them, and goes on after an error. For a run, once it has claimed attempt `newest`. Returns how many are gone.
+std::uint64_t abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest, const Log& log);
+
+}  // namespace slackwater
