@@ -30,6 +30,7 @@ class Tier:
     ``location`` is a directory, or ``s3://bucket/prefix``. Steps divisible by ``every`` are copied there. ``keep`` and
     ``keep_every`` say what stays, as for a Checkpointer. ``bandwidth`` limits the bytes per second of each rank
     (``"200MiB"``; 0: no limit). When more than ``backlog`` checkpoints wait, the oldest are skipped and counted.
+    The rest says how to reach an object store, beyond the environment and the AWS profile files.
     """
 
     location: str | os.PathLike[str]
@@ -38,6 +39,10 @@ class Tier:
     keep_every: int | None = None
     bandwidth: int | str = 0
     backlog: int = 4
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    path_style: bool = False
 
     def settings(self) -> list[tuple[str, str]]:
         """Names and texts for the engine."""

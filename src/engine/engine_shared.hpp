@@ -30,6 +30,7 @@
 #include "slackwater/options.hpp"
 #include "tiers/promotions.hpp"
 #include "tiers/tier.hpp"
+#include "tiers/tier_overlay.hpp"
 #include "version/version_store.hpp"
 
 namespace slackwater {
@@ -49,7 +50,10 @@ struct EngineShared {
                const Catalog& catalog, Log log_in);
   ~EngineShared();
 
+  [[nodiscard]] std::vector<TierPlace> lower_tiers() const;
   [[nodiscard]] bool disowned() const { return engine_status->is_disowned(); }
+  // What retention leaves alone for now: still to be copied to a lower tier, or being copied back from one.
+  [[nodiscard]] std::set<VersionName> held() const;
   // A version was committed and is live now. The lower tiers come first: what is due there is not deleted here.
   void note_committed(const Manifest& manifest, bool pinned);
 
@@ -70,6 +74,7 @@ struct EngineShared {
   VersionStoreAccess versions;
   Promotions promotions;
   Guarded<LiveVersions> live;
+  Guarded<std::set<VersionName>> repairing;  // on tier 0: not complete yet, and not to be deleted
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.
   // None: no commit has yet, or a later step found a difference. Then the next save() compares every byte.

@@ -95,6 +95,11 @@ void LiveVersions::note_removed(const VersionName& name) {
   std::erase_if(live_versions_, [&](const VersionInfo& version) { return name_of(version) == name; });
 }
 
+void LiveVersions::add_repaired(const VersionInfo& version) {
+  const auto at = std::ranges::lower_bound(live_versions_, name_of(version), {}, name_of);
+  if (at == live_versions_.end() || name_of(*at) != name_of(version)) live_versions_.insert(at, version);
+}
+
 bool LiveVersions::begin_clean_up() {
   if (attempt_) clean_up_ = CleanUp{.attempt = attempt_->number};
   return attempt_.has_value();

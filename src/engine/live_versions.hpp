@@ -54,6 +54,7 @@ class LiveVersions {
   [[nodiscard]] bool add_committed(const Manifest& manifest, bool pinned);
   void note_pinned(const VersionName& version);
   void note_removed(const VersionName& version);
+  void add_repaired(const VersionInfo& version);  // it is back on tier 0
 
   // There may be something to delete that retention does not know of. The next commit requests a run of the cleaner.
   void ask_to_sweep() { sweep_due_ = true; }

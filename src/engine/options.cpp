@@ -231,6 +231,17 @@ Status set_location(TierOptions& tier, std::string_view text) {
   return {};
 }
 
+template <auto kMember>
+Status set_s3_text(TierOptions& tier, std::string_view text) {
+  tier.s3.*kMember = text;
+  return {};
+}
+
+Status set_path_style(TierOptions& tier, std::string_view text) {
+  SW_ASSIGN(tier.s3.path_style, parse_flag(text));
+  return {};
+}
+
 constexpr std::array kTierRows{
     TierRow{{"location", "text", "", "", "Where the tier is: a directory, or s3://bucket/prefix."}, set_location},
     TierRow{{"every", "count", "1", "", "Committed steps divisible by this are copied to the tier."},
@@ -243,6 +254,13 @@ constexpr std::array kTierRows{
             set<&TierOptions::bandwidth_bytes, parse_bytes, TierOptions>},
     TierRow{{"backlog", "count", "4", "", "Versions that may wait for the tier; older ones are skipped and counted."},
             set_positive<&TierOptions::backlog>},
+    TierRow{{"endpoint", "text", "", "", "Address of an object store that is not Amazon's: https://minio.example:9000."},
+            set_s3_text<&S3Options::endpoint>},
+    TierRow{{"region", "text", "", "", "Region of the bucket; by default that of the environment or the profile."},
+            set_s3_text<&S3Options::region>},
+    TierRow{{"profile", "text", "", "", "Profile of ~/.aws/credentials; by default the environment decides."},
+            set_s3_text<&S3Options::profile>},
+    TierRow{{"path_style", "flag", "false", "", "Address objects as https://host/bucket/key."}, set_path_style},
 };
 
 template <auto& kTable>

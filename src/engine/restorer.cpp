@@ -8,6 +8,7 @@
 #include "base/result.hpp"
 #include "engine/skip_thread.hpp"
 #include "restore/checkpoint_reader.hpp"
+#include "restore/read_plan.hpp"
 
 namespace slackwater {
 namespace {
@@ -54,6 +55,15 @@ std::vector<SetAside> set_aside_of(const RestoreProtocol::Choice& choice) {
   return versions;
 }
 
+// The ranks whose files hold the targets' bytes.
+std::vector<std::uint32_t> saved_by(const Checkpoint& checkpoint, const std::vector<Target>& targets) {
+  std::set<std::uint32_t> ranks;
+  const auto plan = ReadPlan::make(checkpoint.tensors(), targets);
+  if (!plan) return {};  // read() says what is wrong
+  for (const FileExtent& stored : plan->stored()) ranks.insert(checkpoint.files()[stored.file].rank);
+  return {ranks.begin(), ranks.end()};
+}
+
 }  // namespace
 
 std::string listed(const std::vector<VersionInfo>& versions) {
@@ -78,7 +88,8 @@ Result<std::optional<Restored>> Restorer::restore(const RestoreOptions& options,
   SW_TRY(shared_.jobs.wait_idle(Level::kCommitted, {}));
   // A version that is being deleted must not be chosen, and the chosen one must not be deleted.
   if (!shared_.cleaner.wait_idle({})) return fail(ErrorKind::kInternal, "the cleaner did not finish", options_.path);
-  return protocol_ != nullptr ? restore_together(options, plan) : restore_alone(options, plan);
+  RestoreSource source(shared_, shared_.lower_tiers());
+  return protocol_ != nullptr ? restore_together(source, options, plan) : restore_alone(source, options, plan);
 }
 
 void Restorer::end_call() {
@@ -108,22 +119,27 @@ Result<std::optional<Restored>> Restorer::nothing(const RestoreOptions& options,
       options_.path);
 }
 
-Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& options, const Plan& plan) {
-  SW_ASSIGN(const Catalog catalog, shared_.versions.scan(shared_.jobs));
+Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, const RestoreOptions& options,
+                                                        const Plan& plan) {
+  SW_ASSIGN(const Catalog catalog, source.scan());
   std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
   std::ranges::reverse(candidates);
-  if (candidates.empty()) return nothing(options, catalog);
+  if (candidates.empty()) {
+    if (auto blind = source.blind_spot()) return fail(std::move(*blind));
+    return nothing(options, catalog);
+  }
 
   Restored restored;
   Placing placing;
   std::vector<SetAside> passed_over;
   for (const CatalogEntry& entry : candidates) {
     const auto known = std::ranges::find(options.passed_over, entry.name.step, &PassedOver::step);
-    auto status = known == options.passed_over.end() ? place_version(entry, options, plan, placing)
+    auto status = known == options.passed_over.end() ? place_version(source, entry, options, plan, placing)
                                                      : Status(fail(ErrorKind::kCorrupt, known->why));
     if (status) {
       restored.version = entry.info;
       use_restored(entry.info, catalog, passed_over);
+      begin_repair(source, entry.info);
       return std::optional<Restored>(std::move(restored));
     }
     if (placing.refusal) {
@@ -147,9 +163,20 @@ Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& op
               options_.path);
 }
 
+// Places one version. As long as another tier has the file that was damaged or could not be read, the same version is
+// tried again. Only that file then comes from there.
+Status Restorer::place_version(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
+                               const Plan& plan, Placing& placing) {
+  for (;;) {
+    Status status = place_once(source, entry, options, plan, placing);
+    if (status || placing.refusal) return status;
+    if (!source.move_on(entry.name, status.error())) return fail(source.explain(std::move(status).error()));
+  }
+}
+
 // Opens one version, asks the caller where its tensors go, and reads them into place.
-Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
-                               Placing& placing) {
+Status Restorer::place_once(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
+                            const Plan& plan, Placing& placing) {
   const auto refuse = [&](Error error) {
     placing.refusal = error;
     return fail(std::move(error));
@@ -157,7 +184,7 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
   placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const auto lender = shared_.pipeline.lock()->idle();
-  const ReaderDependencies parts{.fs = shared_.fs.get(),
+  const ReaderDependencies parts{.fs = &source.fs(),
                                  .pool = lender ? &lender->pool() : nullptr,
                                  .devices = &shared_.devices,
                                  .viewer = Viewer{.rank = options_.rank, .world = options_.world},
@@ -166,6 +193,8 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
                                  .io_backend = options_.io_backend,
                                  .direct_io = options_.direct_io,
                                  .log = options_.log};
+  // Opening reads a header: of what this rank saved, or of rank 0.
+  source.fetch(entry.name, {entry.info.world == options_.world ? options_.rank : 0}, placing.on_progress);
   SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
   placing.on_progress();
   auto targets = plan(checkpoint);
@@ -179,6 +208,7 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
          options_.path, 0, false, *left});
   }
   if (auto ready = wait_for_targets(*targets, options.after); !ready) return refuse(std::move(ready).error());
+  if (source.fetches()) source.fetch(entry.name, saved_by(checkpoint, *targets), placing.on_progress);
   // What is restored now will be saved next, and its pool is touched while this thread reads.
   pipelines_.foresee(*targets);
   auto read = checkpoint.read(*targets);
@@ -214,7 +244,13 @@ void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
   if (shared_.turns) shared_.turns->begin_anew();
 }
 
-Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions& options, const Plan& plan) {
+// Copies back to tier 0 what it lacks of this version, in the background.
+void Restorer::begin_repair(const RestoreSource& source, const VersionInfo& version) {
+  if (auto order = source.repair_order(name_of(version))) repairs_.add(std::move(*order), version);
+}
+
+Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source, const RestoreOptions& options,
+                                                           const Plan& plan) {
   using Agreement = RestoreProtocol;
   SW_TRY(protocol_->rendezvous({}));
   Agreement agreement(*protocol_, *shared_.transport, *shared_.clock, restore_calls_);
@@ -222,7 +258,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
   Result<Catalog> catalog;
   std::vector<CatalogEntry> candidates;
   const auto list_versions = [&] {
-    catalog = shared_.versions.scan(shared_.jobs);
+    catalog = source.scan();
     Agreement::Offer offer{.step = options.step, .versions = {}, .error = {}};
     if (!catalog) {
       offer.error = catalog.error();
@@ -230,6 +266,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
     }
     candidates = restorable(*catalog, options.step);
     for (const CatalogEntry& entry : candidates) offer.versions.push_back(entry.name);
+    if (candidates.empty()) offer.error = source.blind_spot();
     return offer;
   };
 
@@ -250,6 +287,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
         use_restored(entry->info, *catalog, set_aside_of(choice));
         shared_.live.lock()->adopt_unseen(choice.version, choice.seen);
         protocol_->finish_restore({choice.round, choice.version}, choice.announcements);
+        begin_repair(source, entry->info);
         return std::optional<Restored>(Restored{entry->info, std::move(choice.damaged)});
       }
       case Agreement::Choice::Kind::kNothing: protocol_->fail_restore(); return nothing(options, *catalog);
@@ -267,7 +305,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
 
     const auto entry = std::ranges::find(candidates, choice.version, &CatalogEntry::name);
     const Status status = entry != candidates.end()
-                              ? place_version(*entry, options, plan, placing)
+                              ? place_version(source, *entry, options, plan, placing)
                               : fail(ErrorKind::kNotFound, "this rank does not see the version", options_.path);
     auto verdict = Agreement::Verdict::kGood;
     if (!status) {

@@ -14,6 +14,8 @@
 
 #include "engine/engine_shared.hpp"
 #include "engine/pipeline_maker.hpp"
+#include "engine/repair_thread.hpp"
+#include "engine/restore_source.hpp"
 #include "ranks/restore_protocol.hpp"
 #include "slackwater/engine.hpp"
 
@@ -24,12 +26,13 @@ namespace slackwater {
 
 class Restorer {
  public:
-  Restorer(EngineShared& shared, PipelineMaker& pipelines) : shared_(shared), pipelines_(pipelines) {}
+  Restorer(EngineShared& shared, PipelineMaker& pipelines) : shared_(shared), pipelines_(pipelines), repairs_(shared) {}
 
   using Plan = Engine::Plan;
   [[nodiscard]] Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
   // For close(): this rank leaves the transport. If a restore() is under way, the last one leaves when it ends.
   void leave_ranks();
+  void stop_repairs() { repairs_.stop(); }
 
  private:
   // What the versions tried so far have done to the caller's tensors.
@@ -40,14 +43,19 @@ class Restorer {
     std::function<void()> on_progress = [] {};
   };
 
-  [[nodiscard]] Result<std::optional<Restored>> restore_alone(const RestoreOptions& options, const Plan& plan);
-  [[nodiscard]] Result<std::optional<Restored>> restore_together(const RestoreOptions& options, const Plan& plan);
+  [[nodiscard]] Result<std::optional<Restored>> restore_alone(RestoreSource& source, const RestoreOptions& options,
+                                                              const Plan& plan);
+  [[nodiscard]] Result<std::optional<Restored>> restore_together(RestoreSource& source, const RestoreOptions& options,
+                                                                 const Plan& plan);
   // There is no version to try: nothing was restored, or the step asked for does not exist.
   [[nodiscard]] Result<std::optional<Restored>> nothing(const RestoreOptions& options, const Catalog& catalog) const;
-  [[nodiscard]] Status place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
-                                     Placing& placing);
+  [[nodiscard]] Status place_version(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
+                                     const Plan& plan, Placing& placing);
+  [[nodiscard]] Status place_once(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
+                                  const Plan& plan, Placing& placing);
   [[nodiscard]] Status wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after);
   void use_restored(const VersionInfo& version, const Catalog& catalog, const std::vector<SetAside>& passed_over);
+  void begin_repair(const RestoreSource& source, const VersionInfo& version);
   void end_call();
 
   EngineShared& shared_;
@@ -57,6 +65,8 @@ class Restorer {
   CommitProtocol* const protocol_ = shared_.protocol.get();
 
   RestoreCalls restore_calls_;  // of the trainer's thread
+
+  RepairThread repairs_;
 
   std::mutex mutex_;               // guards what follows
   unsigned restoring_ = 0;         // calls under way

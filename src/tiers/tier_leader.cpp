@@ -201,7 +201,21 @@ void TierLeader::end_copy() {
 Status TierLeader::clean_up(Need need) {
   SW_TRY(copy_pins());
   SW_TRY(store_->clean_up(policy_, need));
+  SW_TRY(abandon_uploads());
   clean_due_ = false;
+  return {};
+}
+
+// Parts of files that nobody will finish: of versions that this run, or an earlier one, no longer copies.
+Status TierLeader::abandon_uploads() {
+  SW_ASSIGN(const auto uploads, work_.tier.fs().list_uploads(work_.tier.root()));
+  const std::set<VersionName> held = work_.backlog.held();
+  for (const PendingUpload& upload : uploads) {
+    const std::string below = upload.path.substr(std::min(upload.path.size(), work_.tier.root().size() + 1));
+    const auto version = parse_version_directory(below.substr(0, below.find('/')));
+    if (!version || held.contains(*version) || version->attempt > attempt_) continue;
+    SW_TRY(work_.tier.fs().abandon_upload(upload));
+  }
   return {};
 }
 

@@ -1,0 +1,78 @@
+#include "engine/restore_source.hpp"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "tiers/node_fetch.hpp"
+#include "tiers/tier_scan.hpp"
+
+namespace slackwater {
+
+RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers) : shared_(shared) {
+  if (lower_tiers.empty()) return;
+  std::vector<TierPlace> places{{shared.fs.get(), shared.options.path}};
+  places.insert(places.end(), lower_tiers.begin(), lower_tiers.end());
+  overlay_.emplace(std::move(places));
+}
+
+Result<Catalog> RestoreSource::scan() {
+  if (!overlay_) return shared_.versions.scan(shared_.jobs);
+  SW_TRY(shared_.jobs.usable());
+  SW_ASSIGN(Catalog catalog, scan_tiers(*overlay_));
+  SW_ASSIGN(newest_attempt_, newest_attempt_number(*overlay_, overlay_->root()));
+  if (const auto blind = blind_spot(); blind && !std::exchange(logged_unreachable_, true))
+    log_.warn("{}; checkpoints that are only there are not seen", blind->message);
+  return catalog;
+}
+
+std::optional<Error> RestoreSource::blind_spot() const {
+  if (!overlay_ || overlay_->left_out().empty()) return std::nullopt;
+  return unreachable_tiers(*overlay_);
+}
+
+std::vector<TierPlace> RestoreSource::sources() const {
+  std::vector<TierPlace> places;
+  const auto left_out = overlay_->left_out();
+  for (std::size_t tier = 1; tier < overlay_->tiers().size(); ++tier) {
+    if (!left_out.contains(tier)) places.push_back(overlay_->tiers()[tier]);
+  }
+  return places;
+}
+
+void RestoreSource::fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
+                          const std::function<void()>& on_progress) {
+  if (!fetches()) return;
+  NodeFetch fetch(overlay_->tiers().front(), sources(),
+                  {.rank = shared_.options.rank, .direct_io = shared_.options.direct_io, .on_progress = on_progress},
+                  log_);
+  if (const Status fetched = fetch.fetch(version, saved_by); !fetched)
+    log_.warn("step {} is read from a lower tier, because it could not be copied to {}: {}", version.step,
+              shared_.options.path, fetched.error().to_string());
+}
+
+bool RestoreSource::move_on(const VersionName& version, const Error& error) {
+  if (!overlay_) return false;
+  const auto move = overlay_->move_on(error);
+  if (!move) return false;
+  log_.warn("step {}: {} cannot be used on {} and is read from {} instead: {}", version.step, move->name,
+            overlay_->tiers()[move->from].root, overlay_->tiers()[move->to].root, move->why.message);
+  return true;
+}
+
+Error RestoreSource::explain(Error error) const { return overlay_ ? overlay_->explain(std::move(error)) : error; }
+
+std::optional<RepairOrder> RestoreSource::repair_order(const VersionName& version) const {
+  if (!overlay_) return std::nullopt;
+  RepairOrder order{.version = version, .sources = {}, .newest_attempt = newest_attempt_};
+  order.sources = sources();
+  if (order.sources.empty()) return std::nullopt;
+  for (const TierOverlay::Damaged& damaged : overlay_->damaged()) {
+    if (damaged.tier == 0 && damaged.name.starts_with(version_directory(version) + "/"))
+      order.damaged.push_back(damaged.name.substr(version_directory(version).size() + 1));
+  }
+  return order;
+}
+
+}  // namespace slackwater

@@ -1,0 +1,53 @@
+// RestoreSource: where one restore() reads from. Without lower tiers that is tier 0. With them it is all tiers as one
+// (tiers/tier_overlay.hpp): each file from the fastest tier that has it intact.
+// Made by the Restorer for one call. Thread rule: one thread, the trainer's. Lifetime: EngineShared outlives it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/engine_shared.hpp"
+#include "tiers/tier_overlay.hpp"
+#include "tiers/version_repair.hpp"
+
+namespace slackwater {
+
+class RestoreSource {
+ public:
+  RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers);
+
+  // The versions on all tiers that can be reached. Logs which cannot.
+  [[nodiscard]] Result<Catalog> scan();
+  // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
+  [[nodiscard]] std::optional<Error> blind_spot() const;
+
+  [[nodiscard]] FileSystem& fs() { return overlay_ ? *overlay_ : *shared_.fs; }
+
+  [[nodiscard]] bool fetches() const { return overlay_ && shared_.options.world > 1; }
+  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there once
+  // for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
+  void fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
+             const std::function<void()>& on_progress);
+
+  // Reading this version failed. True: one file comes from another tier now, so try the same version again.
+  [[nodiscard]] bool move_on(const VersionName& version, const Error& error);
+  // The error once move_on() has returned false, with what was tried where.
+  [[nodiscard]] Error explain(Error error) const;
+
+  // For what tier 0 lacks of the version that was restored, or has damaged. nullopt: there is only tier 0.
+  [[nodiscard]] std::optional<RepairOrder> repair_order(const VersionName& version) const;
+
+ private:
+  [[nodiscard]] std::vector<TierPlace> sources() const;  // the lower tiers that can be reached
+
+  EngineShared& shared_;
+  const Log& log_ = shared_.log;
+  std::optional<TierOverlay> overlay_;  // none: there is only tier 0
+  bool logged_unreachable_ = false;
+  std::uint32_t newest_attempt_ = 0;  // on any tier
+};
+
+}  // namespace slackwater
