@@ -155,8 +155,9 @@ Result<TierWorker::Outcome> TierLeader::await_others(const std::vector<std::uint
   if (std::exchange(copy_->missing, missing.size()) != missing.size()) copy_->missing_since = work_.clock.now();
   // A rank may be unable to copy its part, because the tier is out of its reach or its file is damaged. Then newer
   // versions must not wait for ever.
-  if (work_.clock.now() - copy_->missing_since < kOthersPatience || work_.backlog.waiting().front() == version)
-    return Outcome::kWaiting;
+  const std::vector<VersionName> waiting = work_.backlog.waiting();
+  const bool newest = waiting.empty() || waiting.front() == version;
+  if (newest || work_.clock.now() - copy_->missing_since < kOthersPatience) return Outcome::kWaiting;
   work_.backlog.skip(version, fmt::format("rank {} has not copied its part", missing.front()));
   end_copy();
   clean_due_ = true;
