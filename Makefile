@@ -209,6 +209,11 @@ bench-backlog: build  ## how long the trainer's small copies wait while a state 
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench backlog --dir build --json bench/results/backlog.json $(ARGS)
 
+.PHONY: bench-tiers
+bench-tiers: build  ## training while a lower tier dies and is slow (minutes); ARGS="--quick" or "--tier s3"
+	mkdir -p bench/results
+	$(BIN)/python bench/tiers_stall.py --json bench/results/tiers.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

@@ -101,4 +101,14 @@ struct OptionInfo {
 // Sets one option from text ("512MiB", "0.5", "true"). kInvalidArgument names the option and what it accepts.
 [[nodiscard]] Status set_option(Options& options, std::string_view name, std::string_view value);
 
+// The same for the options of one lower tier.
+[[nodiscard]] std::span<const OptionInfo> tier_option_table();
+[[nodiscard]] Status set_tier_option(TierOptions& tier, std::string_view name, std::string_view value);
+
+// Reads an options file: a JSON object with the names of option_table(), "path", and "tiers", a list of objects with the
+// names of tier_option_table(). Values are numbers, true, false, or text as set_option() takes it.
+//   {"path": "/nvme/run", "keep": 2, "tiers": [{"location": "/shared/run", "every": 50, "keep": 10}]}
+// kInvalidArgument names the file and what is wrong in it.
+[[nodiscard]] Result<Options> load_options(const std::string& path);
+
 }  // namespace slackwater

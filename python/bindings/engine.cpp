@@ -36,11 +36,16 @@ class PyEngine {
   }
 
   static PyEngine open(const std::vector<std::pair<std::string, std::string>>& settings, const std::string& path,
-                       const MailboxHandle& handle, const StoreRelayHandle* store) {
+                       const MailboxHandle& handle, const StoreRelayHandle* store,
+                       const std::vector<std::vector<std::pair<std::string, std::string>>>& tiers) {
     std::shared_ptr<Mailbox> mailbox = handle.box;
     Options options;
     options.path = path;
     for (const auto& [name, value] : settings) value_or_raise(set_option(options, name, value));
+    for (const auto& tier : tiers) {
+      options.tiers.emplace_back();
+      for (const auto& [name, value] : tier) value_or_raise(set_tier_option(options.tiers.back(), name, value));
+    }
     if (store != nullptr) options.store = store->relay;
     options.log = [mailbox](LogLevel level, std::string_view line) { mailbox->post(level, line); };
     Result<Engine> engine = [&] {
@@ -165,6 +170,13 @@ class PyEngine {
     }());
   }
 
+  void wait_copied(std::optional<double> timeout) {
+    value_or_raise([&] {
+      const WithoutGil release;
+      return engine_->wait_copied(to_milliseconds(timeout));
+    }());
+  }
+
   void close(std::optional<double> timeout) {
     value_or_raise([&] {
       const WithoutGil release;
@@ -188,6 +200,7 @@ class PyEngine {
 
   [[nodiscard]] std::vector<VersionInfo> versions() const { return engine_->versions(); }
   [[nodiscard]] EngineStats stats() const { return engine_->stats(); }
+  [[nodiscard]] std::vector<TierStatus> tiers() const { return engine_->tiers(); }
 
  private:
   std::optional<Engine> engine_;
@@ -208,9 +221,20 @@ void bind_engine(nb::module_& module) {
       .def_ro("direct_io", &EngineStats::direct_io)
       .def_ro("registered_buffers", &EngineStats::registered_buffers);
 
+  nb::class_<TierStatus>(module, "TierStatus", "How the copies to one lower tier go, as this rank sees it.")
+      .def_ro("location", &TierStatus::location)
+      .def_ro("newest_step", &TierStatus::newest_step)
+      .def_ro("waiting", &TierStatus::waiting)
+      .def_ro("copying", &TierStatus::copying)
+      .def_ro("skipped", &TierStatus::skipped)
+      .def_ro("sent_bytes", &TierStatus::sent_bytes)
+      .def_ro("errors", &TierStatus::errors)
+      .def_ro("last_error", &TierStatus::last_error);
+
   nb::class_<PyEngine>(module, "Engine", "Checkpoints the state of one rank in the background.")
       .def_static("open", &PyEngine::open, nb::arg("settings"), nb::arg("path"), nb::arg("mailbox"),
-                  nb::arg("store").none() = nb::none())
+                  nb::arg("store").none() = nb::none(),
+                  nb::arg("tiers") = std::vector<std::vector<std::pair<std::string, std::string>>>())
       .def("save", &PyEngine::save, nb::arg("step"), nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
@@ -236,11 +260,14 @@ void bind_engine(nb::module_& module) {
            "is damaged.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
            "Raise the first background error not yet reported.")
+      .def("wait_copied", &PyEngine::wait_copied, nb::arg("timeout") = nb::none(),
+           "Until every version that is due on a lower tier is there.")
       .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())
       .def("pin", &PyEngine::pin, nb::arg("step"))
       .def("remove", &PyEngine::remove, nb::arg("step"))
       .def("versions", &PyEngine::versions, nb::call_guard<WithoutGil>())
-      .def("stats", &PyEngine::stats, nb::call_guard<WithoutGil>());
+      .def("stats", &PyEngine::stats, nb::call_guard<WithoutGil>())
+      .def("tiers", &PyEngine::tiers, nb::call_guard<WithoutGil>());
 }
 
 }  // namespace slackwater::python

@@ -38,6 +38,7 @@ from .restore.report import RestoreReport
 from .rng import Rng
 from .session import Failure
 from .snapshot import Progress, Snapshot, SnapshotStats
+from .tiers import Tier
 
 __all__ = [
     "AbortedError",
@@ -65,6 +66,7 @@ __all__ = [
     "Snapshot",
     "SnapshotStats",
     "StorageError",
+    "Tier",
     "TimeoutError",
     "TornError",
     "UnsupportedError",

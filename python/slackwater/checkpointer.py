@@ -29,6 +29,7 @@ from .session import Failure, Session
 from .signals import SignalSaver, Then, save_on_signal
 from .snapshot import Level, Snapshot
 from .state.names import Pattern, an
+from .tiers import Tier, find_places, make_parents, read_options_file
 
 logger = logging.getLogger("slackwater")
 
@@ -37,15 +38,17 @@ class Checkpointer:
     """Saves the state of a training run at any step, in the background, and restores the newest good one.
 
     ``path`` is a directory on a local or shared file system. It is created, with its parents, if it does not exist.
+    Committed checkpoints are copied to ``tiers`` in the background: ``[sw.Tier("/shared/run", every=50)]``. Without a
+    ``path``, the first tier takes its place; ``s3://bucket/prefix`` alone stages through a local directory.
     Only one run at a time may use it. A checkpointer belongs to the thread that made it, except for ``fence`` and
     ``close``: another thread or a signal handler may close it even during a save. docs/python.md has the options.
     """
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         *,
-        tiers: Sequence[Any] | None = None,
+        tiers: Sequence[Tier | str | os.PathLike[str]] | None = None,
         pool: int | str = "auto",
         keep: int = 2,
         keep_every: int | None = None,
@@ -73,13 +76,14 @@ class Checkpointer:
         commit_timeout: float | None = None,
         fan_in: int | None = None,
         local_ranks: int | None = None,
+        copy_timeout: float | None = None,
         coordinator: Transport = "auto",
         run_name: str | None = None,
         take_over: bool = False,
     ) -> None:
-        self.path = _directory(path)
-        _make_parents(self.path)
-        _check_tiers(tiers, self.path)
+        places = find_places(path, tiers, keep, keep_every)
+        self.path = places.path
+        make_parents(self.path)
         self._every = _whole("every", every, least=1)
         self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
@@ -115,7 +119,9 @@ class Checkpointer:
             "local_ranks": ranks.local_ranks,
             "commit_timeout": commit_timeout,
             "fan_in": fan_in,
+            "copy_timeout": copy_timeout,
             "run_name": run_name,
+            **places.options,
         }
         given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}
         rank_info = ranks.rank or 0
@@ -134,6 +140,7 @@ class Checkpointer:
                 raise_errors=on_error == "raise",
                 stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
                 store=ranks.store,
+                tiers=places.lower,
             )
         except BusyError as error:
             if take_over:
@@ -353,9 +360,15 @@ class Checkpointer:
         """Wait until everything in flight has reached ``level``. Raises the first background error not yet reported."""
         self._session.wait(level, timeout)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Wait until everything in flight is committed, then stop. Raises if the newest step was not committed.
+    def wait_copied(self, timeout: float | None = None) -> None:
+        """Wait until every checkpoint that is due on a lower tier is there. TimeoutError names what is left."""
+        self._session.wait_copied(timeout)
 
+    def close(self, timeout: float | None = None) -> None:
+        """Wait until everything in flight is committed and copied, then stop.
+
+        Raises if the newest step was not committed, or if a checkpoint is not on a lower tier yet: it stays, and the
+        next run copies it. A tier that makes no progress for ``copy_timeout`` is not waited for.
         Earlier steps that failed are in the log and in ``failures``. What ``save`` returned a snapshot for is
         committed, or named in the error: after ``timeout`` seconds it is given up.
         A ``save`` that comes too late raises ClosedError. A second call waits for the first, and has nothing to report.
@@ -396,10 +409,21 @@ class Checkpointer:
         return self._session.failures
 
     @property
+    def tiers(self) -> list[_core.TierStatus]:
+        """How the copies to each lower tier go: what waits, what was skipped, the last error."""
+        self._session.check_owner()
+        return self._session.engine.tiers()
+
+    @property
     def stats(self) -> _core.EngineStats:
         """Totals, and what the engine runs on."""
         self._session.check_owner()
         return self._session.engine.stats()
+
+    @classmethod
+    def from_file(cls, file: str | os.PathLike[str], **options: Any) -> Checkpointer:
+        """Make one as an options file says (JSON; docs/tiers.md). ``options`` replace what is in the file."""
+        return cls(**{**read_options_file(file), **options})
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -416,26 +440,6 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"<slackwater.Checkpointer {self.path!r}{' closed' if self._session.closed else ''}>"
-
-
-def _directory(path: Any) -> str:
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise UsageError(f"path is {an(type(path).__name__)}; give the directory as a text or a pathlib.Path") from None
-    if not text:
-        raise UsageError("path is empty; give a directory such as 'runs/gpt'")
-    if "://" in text:
-        raise UsageError(f"'{text}' is not a local directory; object stores are not available yet")
-    return os.path.abspath(os.path.expanduser(text))  # a later chdir() must not move it
-
-
-def _make_parents(path: str) -> None:
-    """Makes the parent directories. The engine makes the directory itself."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-    except OSError as error:
-        logger.debug("the directories above '%s' cannot be made: %s", path, error)  # the engine says what is wrong
 
 
 def _make_way(path: str, rank: int, take_over: bool) -> None:
@@ -457,16 +461,6 @@ def _make_way(path: str, rank: int, take_over: bool) -> None:
         "or give take_over=True, which waits for what it has in flight and closes it",
         path=path,
     )
-
-
-def _check_tiers(tiers: Sequence[Any] | None, path: str) -> None:
-    if not tiers:
-        return
-    same = len(tiers) == 1 and isinstance(tiers[0], (str, os.PathLike)) and os.path.abspath(tiers[0]) == path
-    if not same:
-        raise UsageError(
-            "tiers= is not available yet: this version keeps checkpoints in the one directory given as path"
-        )
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -12,7 +12,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _core, lifecycle
@@ -24,6 +24,7 @@ from .ranks.sharding import RankInfo
 from .ranks.transport import StoreThread
 from .snapshot import Level, Snapshot
 from .state.capture import Capturer
+from .tiers import Tier
 from .watch import SaveWatch
 
 logger = logging.getLogger("slackwater")
@@ -49,6 +50,7 @@ class Session:
         raise_errors: bool,
         stall_timeout: float,
         store: Any = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         self.ownership = lifecycle.Ownership(stall_timeout)
         self.path = path
@@ -59,7 +61,8 @@ class Session:
         self.mailbox = _core.Mailbox()
         self._store = None if store is None else StoreThread(store)  # the ranks talk through it
         relay = None if self._store is None else self._store.relay
-        self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox, relay)
+        below = [tier.settings() for tier in tiers]
+        self.engine = _core.Engine.open(list(settings.items()), path, self.mailbox, relay, below)
         if self._store is not None:
             self._store.start()
         self.methods = FencedMethods()
@@ -222,6 +225,12 @@ class Session:
         left = self._wait_in_flight(level, timeout)
         self.drain_log()
         self.engine.wait(level, left)  # does not wait any more; raises an error that was not reported yet
+
+    def wait_copied(self, timeout: float | None) -> None:
+        self.check_open()
+        left = self._wait_in_flight("committed", timeout)
+        self.drain_log()
+        self.engine.wait_copied(left)
 
     def _wait_in_flight(self, level: Level, timeout: float | None) -> float | None:
         """Waits until each has reached the level or failed. A TimeoutError names what is missing.

@@ -49,13 +49,19 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
                          .world = options.world,
                          .direct_io = options.direct_io,
                          .on_released = [this] { cleaner.request(); }}),
-      live(catalog, retention, [this] { return promotions.held(); }),
+      live(catalog, retention, [this] { return held(); }),
       cleaner(options.rank == 0, retention, versions, live, errors, log),
       turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {
-  versions.without_lock().set_held([this] { return promotions.held(); });
+  versions.without_lock().set_held([this] { return held(); });
 }
 
 EngineShared::~EngineShared() = default;
+
+std::set<VersionName> EngineShared::held() const {
+  std::set<VersionName> versions = promotions.held();
+  versions.merge(std::set(*repairing.lock()));
+  return versions;
+}
 
 void EngineShared::note_committed(const Manifest& manifest, bool pinned) {
   promotions.offer({manifest.step, manifest.attempt});

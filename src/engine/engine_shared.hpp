@@ -52,6 +52,8 @@ struct EngineShared {
 
   [[nodiscard]] std::vector<TierPlace> lower_tiers() const;
   [[nodiscard]] bool disowned() const { return engine_status->is_disowned(); }
+  // What retention leaves alone for now: still to be copied to a lower tier, or being copied back from one.
+  [[nodiscard]] std::set<VersionName> held() const;
   // A version was committed and is live now. The lower tiers come first: what is due there is not deleted here.
   void note_committed(const Manifest& manifest, bool pinned);
 

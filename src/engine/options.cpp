@@ -14,7 +14,8 @@
 namespace slackwater {
 namespace {
 
-using Setter = Status (*)(Options&, std::string_view);
+template <class Settings>
+using Setter = Status (*)(Settings&, std::string_view);
 
 Result<std::uint64_t> parse_count(std::string_view text) {
   std::uint64_t value = 0;
@@ -46,8 +47,8 @@ Result<std::chrono::milliseconds> parse_timeout(std::string_view text) {
 }
 
 // For options that are one parsed value.
-template <auto kMember, auto kParse>
-Status set(Options& options, std::string_view text) {
+template <auto kMember, auto kParse, class Settings = Options>
+Status set(Settings& options, std::string_view text) {
   SW_ASSIGN(options.*kMember, kParse(text));
   return {};
 }
@@ -142,10 +143,13 @@ Status set_run_name(Options& options, std::string_view text) {
   return {};
 }
 
-struct Row {
+template <class Settings>
+struct RowOf {
   OptionInfo info;
-  Setter set;
+  Setter<Settings> set;
 };
+using Row = RowOf<Options>;
+using TierRow = RowOf<TierOptions>;
 
 constexpr std::array kRows{
     Row{{"pool", "bytes", "auto", "",
@@ -214,28 +218,86 @@ constexpr std::array kRows{
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 
-constexpr auto kInfos = [] {
-  std::array<OptionInfo, kRows.size()> infos{};
-  for (std::size_t i = 0; i < kRows.size(); ++i) infos[i] = kRows[i].info;
+template <auto kMember>
+Status set_positive(TierOptions& tier, std::string_view text) {
+  SW_ASSIGN(tier.*kMember, parse_count(text));
+  if (tier.*kMember == 0) return fail(ErrorKind::kInvalidArgument, "takes a whole number, 1 or more");
+  return {};
+}
+
+Status set_location(TierOptions& tier, std::string_view text) {
+  if (text.empty()) return fail(ErrorKind::kInvalidArgument, "takes a directory, or s3://bucket/prefix");
+  tier.location = text;
+  return {};
+}
+
+template <auto kMember>
+Status set_s3_text(TierOptions& tier, std::string_view text) {
+  tier.s3.*kMember = text;
+  return {};
+}
+
+Status set_path_style(TierOptions& tier, std::string_view text) {
+  SW_ASSIGN(tier.s3.path_style, parse_flag(text));
+  return {};
+}
+
+constexpr std::array kTierRows{
+    TierRow{{"location", "text", "", "", "Where the tier is: a directory, or s3://bucket/prefix."}, set_location},
+    TierRow{{"every", "count", "1", "", "Committed steps divisible by this are copied to the tier."},
+            set_positive<&TierOptions::every>},
+    TierRow{{"keep", "count", "2", "", "Newest checkpoints kept on the tier; 0 keeps all."},
+            set<&TierOptions::keep, parse_count, TierOptions>},
+    TierRow{{"keep_every", "count", "0", "", "Checkpoints of steps divisible by this are kept there too; 0 is none."},
+            set<&TierOptions::keep_every, parse_count, TierOptions>},
+    TierRow{{"bandwidth", "bytes", "0", "", "Most bytes per second that each rank sends to the tier; 0 is no limit."},
+            set<&TierOptions::bandwidth_bytes, parse_bytes, TierOptions>},
+    TierRow{{"backlog", "count", "4", "", "Versions that may wait for the tier; older ones are skipped and counted."},
+            set_positive<&TierOptions::backlog>},
+    TierRow{{"endpoint", "text", "", "", "Address of an object store that is not Amazon's: https://minio.example:9000."},
+            set_s3_text<&S3Options::endpoint>},
+    TierRow{{"region", "text", "", "", "Region of the bucket; by default that of the environment or the profile."},
+            set_s3_text<&S3Options::region>},
+    TierRow{{"profile", "text", "", "", "Profile of ~/.aws/credentials; by default the environment decides."},
+            set_s3_text<&S3Options::profile>},
+    TierRow{{"path_style", "flag", "false", "", "Address objects as https://host/bucket/key."}, set_path_style},
+};
+
+template <auto& kTable>
+constexpr auto infos_of() {
+  std::array<OptionInfo, kTable.size()> infos{};
+  for (std::size_t i = 0; i < kTable.size(); ++i) infos[i] = kTable[i].info;
   return infos;
-}();
+}
+constexpr auto kInfos = infos_of<kRows>();
+constexpr auto kTierInfos = infos_of<kTierRows>();
+
+template <auto& kTable, class Settings>
+Status set_by_table(Settings& settings, const char* what, std::string_view name, std::string_view value) {
+  std::string known;
+  for (const auto& row : kTable) {
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", row.info.name);
+    if (row.info.name != name) continue;
+    if (auto status = row.set(settings, value); !status) {
+      return fail(ErrorKind::kInvalidArgument,
+                  fmt::format("{} '{}' was given '{}': {}", what, name, value, status.error().message));
+    }
+    return {};
+  }
+  return fail(ErrorKind::kInvalidArgument, fmt::format("there is no {} '{}'; there are: {}", what, name, known));
+}
 
 }  // namespace
 
 std::span<const OptionInfo> option_table() { return kInfos; }
+std::span<const OptionInfo> tier_option_table() { return kTierInfos; }
 
 Status set_option(Options& options, std::string_view name, std::string_view value) {
-  for (const Row& row : kRows) {
-    if (row.info.name != name) continue;
-    if (auto status = row.set(options, value); !status) {
-      return fail(ErrorKind::kInvalidArgument,
-                  fmt::format("option '{}' was given '{}': {}", name, value, status.error().message));
-    }
-    return {};
-  }
-  std::string known;
-  for (const OptionInfo& info : kInfos) known += fmt::format("{}{}", known.empty() ? "" : ", ", info.name);
-  return fail(ErrorKind::kInvalidArgument, fmt::format("there is no option '{}'; there are: {}", name, known));
+  return set_by_table<kRows>(options, "option", name, value);
+}
+
+Status set_tier_option(TierOptions& tier, std::string_view name, std::string_view value) {
+  return set_by_table<kTierRows>(tier, "tier option", name, value);
 }
 
 }  // namespace slackwater

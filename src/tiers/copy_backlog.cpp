@@ -100,7 +100,7 @@ TierStatus CopyBacklog::status() const {
 bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
                             std::chrono::milliseconds patience) const {
   std::unique_lock lock(mutex_);
-  const auto idle = [&] { return waiting_.empty() && removed_.empty(); };
+  const auto idle = [&] { return waiting_.empty() && removed_.empty() && !working_ && offers_ == seen_; };
   while (!idle()) {
     const std::uint64_t seen = moves_;
     auto until = std::chrono::steady_clock::now() + patience;
@@ -113,12 +113,17 @@ bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point>
 CopyBacklog::News CopyBacklog::wait_news(const std::stop_token& stop, std::optional<std::chrono::milliseconds> pause) {
   std::unique_lock lock(mutex_);
   const auto has_news = [&] { return offers_ != seen_; };
+  if (!has_news() && pause != std::chrono::milliseconds(0)) {
+    working_ = false;
+    changed_.notify_all();
+  }
   if (pause) {
     changed_.wait_for(lock, stop, *pause, has_news);
   } else {
     changed_.wait(lock, stop, has_news);
   }
   seen_ = offers_;
+  working_ = !stop.stop_requested();
   News news;
   if (std::exchange(attempt_is_news_, false)) {
     news.attempt = attempt_;
@@ -215,8 +220,10 @@ void CopyBacklog::refuse(const Error& error) {
   on_released_();
 }
 
-bool CopyBacklog::pause(const std::stop_token& stop, std::chrono::milliseconds time) const {
+bool CopyBacklog::pause(const std::stop_token& stop, std::chrono::milliseconds time) {
   std::unique_lock lock(mutex_);
+  working_ = false;
+  changed_.notify_all();
   changed_.wait_for(lock, stop, time, [] { return false; });
   return !stop.stop_requested();
 }

@@ -36,7 +36,8 @@ class CopyBacklog {
   void remove(const VersionName& version);             // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
-  // True: nothing waits any more. Gives up when `deadline` has passed, or when nothing has moved for `patience`.
+  // True: nothing waits any more, and the promoter is at rest. Gives up when `deadline` has passed, or when nothing has
+  // moved for `patience`.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
                                std::chrono::milliseconds patience) const;
 
@@ -62,7 +63,7 @@ class CopyBacklog {
   // Nothing more can be copied under this attempt: what waits is skipped, and so is what is offered from now on.
   void refuse(const Error& error);
   // Sleeps, whatever is offered meanwhile. False: told to stop.
-  [[nodiscard]] bool pause(const std::stop_token& stop, std::chrono::milliseconds time) const;
+  [[nodiscard]] bool pause(const std::stop_token& stop, std::chrono::milliseconds time);
 
  private:
   void trim(std::vector<VersionName>& skipped);  // with the lock held
@@ -85,6 +86,7 @@ class CopyBacklog {
   std::set<VersionName> removed_;
   std::optional<VersionName> copying_;
   bool refused_ = false;
+  bool working_ = false;  // the promoter is not at rest
   TierStatus status_;
   std::uint64_t moves_ = 0;  // counts progress, for wait_idle()
 };

@@ -53,7 +53,9 @@ void Promoter::start() {
 
 void Promoter::stop() {
   thread_.request_stop();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  tier_.fs().stop_transfers();  // a request over a slow network ends at once, and the next run continues
+  thread_.join();
 }
 
 std::optional<TierSurvey> Promoter::wait_survey(std::chrono::steady_clock::time_point deadline) {

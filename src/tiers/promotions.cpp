@@ -72,8 +72,11 @@ Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point
   for (const auto& promoter : promoters_) {
     if (promoter->backlog().wait_idle(deadline, patience)) continue;
     const TierStatus status = promoter->backlog().status();
-    left += fmt::format("{}steps {} are not on {}{}{}", left.empty() ? "" : "; ", fmt::join(status.waiting, ", "),
-                        status.location, status.last_error.empty() ? "" : ": ", status.last_error);
+    const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
+    const std::string what = steps.empty() ? fmt::format("{} does not respond", status.location)
+                                           : fmt::format("steps {} are not on {}", steps, status.location);
+    left += fmt::format("{}{}{}{}", left.empty() ? "" : "; ", what, status.last_error.empty() ? "" : ": ",
+                        status.last_error);
   }
   if (left.empty()) return {};
   return fail(ErrorKind::kTimeout, fmt::format("not everything was copied; the next run continues: {}", left),

@@ -155,8 +155,9 @@ Result<TierWorker::Outcome> TierLeader::await_others(const std::vector<std::uint
   if (std::exchange(copy_->missing, missing.size()) != missing.size()) copy_->missing_since = work_.clock.now();
   // A rank may be unable to copy its part, because the tier is out of its reach or its file is damaged. Then newer
   // versions must not wait for ever.
-  if (work_.clock.now() - copy_->missing_since < kOthersPatience || work_.backlog.waiting().front() == version)
-    return Outcome::kWaiting;
+  const std::vector<VersionName> waiting = work_.backlog.waiting();
+  const bool newest = waiting.empty() || waiting.front() == version;
+  if (newest || work_.clock.now() - copy_->missing_since < kOthersPatience) return Outcome::kWaiting;
   work_.backlog.skip(version, fmt::format("rank {} has not copied its part", missing.front()));
   end_copy();
   clean_due_ = true;
@@ -201,7 +202,21 @@ void TierLeader::end_copy() {
 Status TierLeader::clean_up(Need need) {
   SW_TRY(copy_pins());
   SW_TRY(store_->clean_up(policy_, need));
+  SW_TRY(abandon_uploads());
   clean_due_ = false;
+  return {};
+}
+
+// Parts of files that nobody will finish: of versions that this run, or an earlier one, no longer copies.
+Status TierLeader::abandon_uploads() {
+  SW_ASSIGN(const auto uploads, work_.tier.fs().list_uploads(work_.tier.root()));
+  const std::set<VersionName> held = work_.backlog.held();
+  for (const PendingUpload& upload : uploads) {
+    const std::string below = upload.path.substr(std::min(upload.path.size(), work_.tier.root().size() + 1));
+    const auto version = parse_version_directory(below.substr(0, below.find('/')));
+    if (!version || held.contains(*version) || version->attempt > attempt_) continue;
+    SW_TRY(work_.tier.fs().abandon_upload(upload));
+  }
   return {};
 }
 

@@ -43,6 +43,7 @@ class TierLeader final : public TierWorker {
   [[nodiscard]] Status publish(const VersionName& version);
   [[nodiscard]] Status clean_up(Need need);
   [[nodiscard]] Status copy_pins();
+  [[nodiscard]] Status abandon_uploads();
   [[nodiscard]] Result<Outcome> await_others(const std::vector<std::uint32_t>& missing);
   void settle_failure(const Error& error);
   void end_copy();

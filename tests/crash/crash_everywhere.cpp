@@ -37,7 +37,10 @@ class Inspection {
     auto engine = Engine::open(options);
     if (!engine) return fmt::format("it cannot be opened: {}", engine.error().to_string());
     if (auto wrong = read_newest(*engine)) return wrong;
-    if (auto wrong = look_at_all(options.path)) return wrong;
+    if (auto wrong = look_at_all(options.path, promises_.present, promises_.pinned)) return wrong;
+    const std::string lower = directory_ + "/lower";
+    if (fs_->status(lower) || !promises_.copied.empty())
+      if (auto wrong = look_at_all(lower, promises_.copied, {})) return fmt::format("on the lower tier, {}", *wrong);
     return save_on(*engine, options.path);
   }
 
@@ -57,7 +60,8 @@ class Inspection {
     return state_.difference();
   }
 
-  std::optional<std::string> look_at_all(const std::string& path) {
+  std::optional<std::string> look_at_all(const std::string& path, const std::set<std::uint64_t>& present,
+                                         const std::set<std::uint64_t>& pinned) {
     const auto catalog = scan_catalog(*fs_, path);
     if (!catalog) return fmt::format("it cannot be listed: {}", catalog.error().to_string());
     std::set<std::uint64_t> found;
@@ -77,12 +81,12 @@ class Inspection {
         return fmt::format("step {} holds state {}, which was never saved under it", entry.name.step, number);
       if (promises_.gone.contains(number))
         return fmt::format("step {} (state {}) counts, but had failed or was removed", entry.name.step, number);
-      if (promises_.pinned.contains(number) && !entry.info.pinned)
+      if (pinned.contains(number) && !entry.info.pinned)
         return fmt::format("step {} was pinned and no longer is", entry.name.step);
       if (auto wrong = look_at_index(path, entry.name)) return wrong;
       found.insert(number);
     }
-    for (const std::uint64_t number : promises_.present)
+    for (const std::uint64_t number : present)
       if (!found.contains(number))
         return fmt::format("state {} (step {}) was committed and is gone", number, promises_.steps.at(number));
     return std::nullopt;

@@ -9,6 +9,8 @@
 namespace slackwater::test {
 namespace {
 
+constexpr std::size_t kLowerKeep = 2;
+
 Options options_of(const std::string& directory, std::uint64_t keep) {
   Options options;
   options.path = directory + "/run";
@@ -40,6 +42,24 @@ Engine CrashRig::open(std::uint64_t keep, std::optional<RankFiles> files) {
   return must(open_engine(options_of(directory_.path(), keep), {.fs = std::move(disk), .clock = {}, .files = files}));
 }
 
+Engine CrashRig::open_with_tier(std::uint64_t keep) {
+  keep_ = keep;
+  Options options = options_of(directory_.path(), keep);
+  options.tiers = {{.location = directory_.path() + "/lower", .keep = kLowerKeep}};
+  auto disk = std::make_unique<PowerCutFileSystem>(*posix_, journal_, lies_);
+  return must(open_engine(std::move(options), {.fs = std::move(disk), .clock = {}}));
+}
+
+void CrashRig::save_and_copy(Engine& engine, std::uint64_t step) {
+  // The copy may push the oldest out before we hear of it.
+  if (copied_.size() == kLowerKeep) copied_.erase(copied_.begin());
+  Ticket ticket = begin(engine, step);
+  report(ticket);
+  must(engine.wait_copied());
+  copied_.push_back(ticket.number);
+  book();
+}
+
 Engine CrashRig::open_faulty(std::uint64_t keep) {
   keep_ = keep;
   auto faulty = std::make_unique<FaultFileSystem>(disk_);
@@ -52,6 +72,7 @@ void CrashRig::book() {
   promises.steps = steps_;
   promises.pinned = pinned_;
   promises.gone = gone_;
+  promises.copied.insert(copied_.begin(), copied_.end());
   promises.newest = under_way_;
   promises.newest.insert(doubtful_.begin(), doubtful_.end());
   promises.newest.insert(committed_.empty() ? 0 : committed_.back());
@@ -115,6 +136,7 @@ void CrashRig::restore(Engine& engine, std::optional<std::uint64_t> step) {
   const auto base = std::ranges::find(committed_, state.number());
   if (base == committed_.end()) throw std::runtime_error("a state was restored that never was committed");
   if (std::next(base) == committed_.end()) return;
+  copied_.clear();  // those that were left behind may go
   left_behind_.assign(std::next(base), committed_.end());
   committed_.erase(std::next(base), committed_.end());
   // Not booked: nothing has been written yet. The next begin() does.

@@ -30,6 +30,7 @@ struct Promises {
   std::set<std::uint64_t> present;               // each of these must be among the versions that count
   std::set<std::uint64_t> pinned;                // and these must still be pinned
   std::set<std::uint64_t> gone;                  // none of these may count
+  std::set<std::uint64_t> copied;                // each of these must be among those that count on the lower tier
   std::map<std::uint64_t, std::uint64_t> steps;  // of every state whose save has begun
 };
 
@@ -40,6 +41,9 @@ class CrashRig {
   CrashRig(std::vector<PatternState::Part> parts, const DiskImage& found, const Promises& promises);
 
   [[nodiscard]] Engine open(std::uint64_t keep, std::optional<RankFiles> files = {});
+  // With a lower tier on the same disk, which keeps two versions. Save with save_and_copy().
+  [[nodiscard]] Engine open_with_tier(std::uint64_t keep);
+  void save_and_copy(Engine& engine, std::uint64_t step);
   // With these calls failing on top; faults() sets them.
   [[nodiscard]] Engine open_faulty(std::uint64_t keep);
   [[nodiscard]] FaultFileSystem& faults() { return *faults_; }
@@ -90,6 +94,7 @@ class CrashRig {
   std::set<std::uint64_t> doubtful_;
   std::set<std::uint64_t> pinned_;
   std::set<std::uint64_t> gone_;
+  std::vector<std::uint64_t> copied_;  // on the lower tier, oldest first
   std::vector<std::pair<std::size_t, Promises>> books_;  // by the operation from which on they hold
 };
 

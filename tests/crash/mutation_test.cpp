@@ -54,6 +54,8 @@ const std::vector<Mutation>& mutations() {
       {"the name of a subdirectory is not synced before the decision",
        without_version_sync([](const std::string& name) { return name == "index"; }), "subdirectories"},
       {"the directory of versions is not synced", without_directory("/run")},
+      {"copied data is not synced", without(FsCall::kSyncData, "/lower/step-"), "a lower tier"},
+      {"the copy of a manifest is not synced", without(FsCall::kSyncAll, "/lower/step-"), "a lower tier"},
       {"the control directory is not synced (pins)", without_directory("/.slackwater"), "pin and remove"},
       {"the parent directory is not synced",
        {.ignored =

@@ -60,6 +60,17 @@ void subdirectories(CrashRig& rig) {
   for (std::uint64_t step = 1; step <= 3; ++step) rig.save(engine, step);
 }
 
+// Copies to a lower tier, its retention, and a second run that goes on there.
+void lower_tier(CrashRig& rig) {
+  {
+    Engine engine = rig.open_with_tier(1);
+    for (std::uint64_t step = 1; step <= 4; ++step) rig.save_and_copy(engine, step);
+  }
+  Engine engine = rig.open_with_tier(1);
+  rig.restore(engine);
+  for (std::uint64_t step = 5; step <= 6; ++step) rig.save_and_copy(engine, step);
+}
+
 // Errors first, then the cut: what an error left unsynced must not count, nor take anything else along.
 void failing_disk(CrashRig& rig) {
   Engine engine = rig.open_faulty(1);
@@ -114,6 +125,7 @@ const std::vector<NamedScenario>& crash_scenarios() {
       {"pin and remove", pin_and_remove, kSmall},
       {"failing disk", failing_disk, kSmall},
       {"subdirectories", subdirectories, kSmall},
+      {"a lower tier", lower_tier, kSmall},
       {"each call fails once", each_call_fails_once, kSmall},
       {"a disk of keep + 1 states", full_disk, kSmall},
   };

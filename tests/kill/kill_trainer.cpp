@@ -6,8 +6,9 @@
 // "local": each rank has its own tensors. "global": the ranks hold all tensors together. "captured": it reports a step
 // as soon as save() returns, which is a lie that the harness must detect.
 // SLACKWATER_TRAINER_DISK=flaky: every call that reads fails once with EIO, then works. =slow: the writes of rank 1
-// take long. =nfs: each process is an NFS host with its own caches. =small: one snapshot at a time, for a disk that has
-// no room for two.
+// take long. =tier: every second step is copied to a lower tier (DIRECTORY-lower), slowly, so that kills meet the copy,
+// its commit and its retention. =nfs: each process is an NFS host with its own caches. =small: one snapshot at a time,
+// for a disk that has no room for two.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>
@@ -61,7 +62,7 @@ std::string_view disk_kind() {
 
 slackwater::Result<Engine> open_on_its_disk(const Options& options, slackwater::FileSystem& real) {
   static const slackwater::SystemClock clock;
-  if (disk_kind().empty() || disk_kind() == "small") return Engine::open(options);
+  if (disk_kind().empty() || disk_kind() == "small" || disk_kind() == "tier") return Engine::open(options);
   if (disk_kind() == "nfs") {
     return slackwater::open_engine(options, {.fs = std::make_unique<NfsFileSystem>(real, clock), .clock = nullptr});
   }
@@ -148,6 +149,10 @@ int main(int argc, char** argv) {
   options.slab_bytes = 1u << 20;
   options.pool_bytes = 4u << 20;
   if (disk_kind() == "small") options.in_flight = 1;
+  if (disk_kind() == "tier") {
+    options.tiers = {
+        {.location = options.path + "-lower", .every = 2, .keep = 3, .bandwidth_bytes = 200u << 20, .backlog = 2}};
+  }
   if (argc > 5) {
     options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
     options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));

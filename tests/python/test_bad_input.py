@@ -274,7 +274,10 @@ def test_two_runs_on_one_directory(make: Make, path: Path) -> None:
         ({"on_busy": "panic"}, "option 'on_busy'"),
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
         ({"on_damage": "ignore"}, "option 'on_damage'"),
-        ({"tiers": ["/a", "/b"]}, "not available yet"),
+        ({"tiers": [3]}, "a tier is an int"),
+        ({"tiers": "/a"}, "tiers is a list"),
+        ({"tiers": [sw.Tier("/a", every=0)]}, "tier option 'every'"),
+        ({"tiers": ["gs://bucket/run"]}, "neither a directory nor s3://"),
         ({"stall_timeout": -1.0}, "option 'stall_timeout'"),
     ],
 )

@@ -30,7 +30,7 @@ TEST_F(CliTest, ShowsVersionAndHelpWithExamples) {
   const Outcome help = run({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("Examples:"));
-  for (const char* verb : {"ls", "show", "verify", "pin", "rm", "gc"}) {
+  for (const char* verb : {"ls", "show", "verify", "copy", "pin", "rm", "gc"}) {
     EXPECT_THAT(help.out, HasSubstr(verb));
     const Outcome one = run({verb, "--help"});
     EXPECT_EQ(one.code, 0);

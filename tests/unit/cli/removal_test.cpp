@@ -120,8 +120,8 @@ TEST_F(RemovalTest, RmAndGcRefuseWhileARunHoldsTheDirectoryAndNameIt) {
        std::vector<std::vector<std::string>>{{"rm", root_, "3"},
                                              {"rm", root_, "3", "--yes", "--pinned", "--no-lock"},
                                              {"rm", root_, "3", "--dry-run"},
-                                             {"gc", root_},
-                                             {"gc", root_, "--no-lock", "--yes"}}) {
+                                             {"gc", root_, "--delete"},
+                                             {"gc", root_, "--delete", "--no-lock", "--yes"}}) {
     const Outcome outcome = run(words);
     EXPECT_EQ(outcome.code, 2);
     EXPECT_EQ(outcome.out, "");
@@ -219,7 +219,7 @@ TEST_F(RemovalTest, RmLeavesFilesOfOthersAlone) {
   EXPECT_THAT(outcome.err, HasSubstr("not Slackwater's"));
   EXPECT_EQ(read_file_text(paths_[0] + "/notes.txt"), "mine");
   EXPECT_EQ(std::distance(stdfs::directory_iterator(paths_[0]), {}), 1);
-  EXPECT_EQ(run_json({"gc", root_, "--json"})["removed"].size(), 0u) << "there is nothing left of ours";
+  EXPECT_EQ(run_json({"gc", root_, "--delete", "--json"})["removed"].size(), 0u) << "there is nothing left of ours";
 }
 
 TEST_F(RemovalTest, RmAndGcFollowNoLinks) {
@@ -230,7 +230,7 @@ TEST_F(RemovalTest, RmAndGcFollowNoLinks) {
   stdfs::create_directory_symlink(outside, paths_[0] + "/g0000");
   stdfs::create_directory_symlink(outside, path_of({5, 1}));
   EXPECT_EQ(run({"rm", root_, "5"}).code, 2);
-  EXPECT_EQ(run({"gc", root_}).code, 0);
+  EXPECT_EQ(run({"gc", root_, "--delete"}).code, 0);
   EXPECT_EQ(run({"rm", root_, "3"}).code, 0);
   EXPECT_EQ(read_file_text(outside + "/" + data_file(0, 0)), "not ours");
 
@@ -248,7 +248,7 @@ TEST_F(RemovalTest, InADirectoryThatMayNotBeWrittenItSaysSoAndRemovesNothing) {
   ::chmod((root_ + "/" + kControlDirectory).c_str(), 0555);
   ::chmod((root_ + "/" + kControlDirectory + "/" + kLockName).c_str(), 0444);
   for (const std::vector<std::string>& words :
-       std::vector<std::vector<std::string>>{{"rm", root_, "3"}, {"gc", root_}, {"pin", root_, "3"}}) {
+       std::vector<std::vector<std::string>>{{"rm", root_, "3"}, {"gc", root_, "--delete"}, {"pin", root_, "3"}}) {
     const Outcome outcome = run_as_nobody(words);
     EXPECT_EQ(outcome.code, 2) << outcome.out;
     EXPECT_EQ(outcome.out, "");
@@ -291,17 +291,22 @@ TEST_F(RemovalTest, GcRemovesWhatWasNeverCommittedAndNothingElse) {
   }();
   damage_manifest(unreadable);
   ASSERT_EQ(there(), "3.a1 9.a1 10.a4 11.a3 12.a1 13.a2");
-  EXPECT_EQ(run({"gc", root_, "-n"}).code, 0);
+  const Outcome shown = run({"gc", root_});
+  EXPECT_EQ(shown.code, 0);
+  EXPECT_THAT(shown.out, HasSubstr("would remove step 12"));
+  EXPECT_THAT(shown.err, HasSubstr("--delete removes it"));
+  EXPECT_EQ(there(), "3.a1 9.a1 10.a4 11.a3 12.a1 13.a2") << "gc deletes only when it is told to";
+  EXPECT_EQ(run({"gc", root_, "-n", "--delete"}).code, 0);
   EXPECT_EQ(there(), "3.a1 9.a1 10.a4 11.a3 12.a1 13.a2") << "a dry run has removed something";
 
-  const Outcome outcome = run({"gc", root_});
+  const Outcome outcome = run({"gc", root_, "--delete"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("removed step 12 (attempt 1), 4.88 KiB: it was never committed"));
   EXPECT_THAT(outcome.out, HasSubstr("removed step 11 (attempt 3)"));
   EXPECT_THAT(outcome.out, HasSubstr("3 versions removed"));
   EXPECT_THAT(outcome.err, HasSubstr("1 version that was set aside stays; --set-aside removes it"));
   EXPECT_EQ(there(), "3.a1 9.a1 10.a4");
-  const Outcome again = run({"gc", root_});
+  const Outcome again = run({"gc", root_, "--delete"});
   EXPECT_EQ(again.code, 0);
   EXPECT_EQ(again.out, "");
   EXPECT_THAT(again.err, HasSubstr("nothing to remove"));
@@ -309,9 +314,9 @@ TEST_F(RemovalTest, GcRemovesWhatWasNeverCommittedAndNothingElse) {
 
 TEST_F(RemovalTest, GcRemovesWhatWasSetAsideOnlyWhenAsked) {
   write_one_set_aside();
-  EXPECT_EQ(run_json({"gc", root_, "--json"})["removed"].size(), 0u);
+  EXPECT_EQ(run_json({"gc", root_, "--delete", "--json"})["removed"].size(), 0u);
   EXPECT_EQ(there(), "3.a1 9.a1");
-  const json document = run_json({"gc", root_, "--set-aside", "--json"});
+  const json document = run_json({"gc", root_, "--delete", "--set-aside", "--json"});
   ASSERT_EQ(document["removed"].size(), 1u);
   EXPECT_EQ(document["removed"][0]["state"], "set aside");
   EXPECT_THAT(document["removed"][0]["why"].get<std::string>(), HasSubstr("a block differs"));
@@ -322,12 +327,12 @@ TEST_F(RemovalTest, GcKeepsADamagedCheckpointThatIsPinnedOrAllThereIs) {
   write_two();
   write_file_text(pin_path({3, 1}), "pinned\n");
   CheckpointWriter(root_, {}, {{{3, 1}, "a block differs"}, {{9, 1}, "a block differs"}});
-  const Outcome refused = run({"gc", root_, "--set-aside"});
+  const Outcome refused = run({"gc", root_, "--delete", "--set-aside"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("pinned and stays"));
   EXPECT_THAT(refused.err, HasSubstr("hint: add --yes"));
   EXPECT_EQ(there(), "3.a1 9.a1");
-  EXPECT_EQ(run({"gc", root_, "--set-aside", "--yes"}).code, 0);
+  EXPECT_EQ(run({"gc", root_, "--delete", "--set-aside", "--yes"}).code, 0);
   EXPECT_EQ(there(), "3.a1");
 }
 
@@ -336,10 +341,10 @@ TEST_F(RemovalTest, GcRemovesWhatARollbackLeftBehindOnceTheRunThatWentOnHasCommi
   {
     CheckpointWriter back(root_, {{3, 1}});
   }
-  EXPECT_EQ(run({"gc", root_}).code, 0);
+  EXPECT_EQ(run({"gc", root_, "--delete"}).code, 0);
   EXPECT_EQ(there(), "3.a1 9.a1") << "the rollback has not led to anything yet";
   CheckpointWriter(root_, {{3, 1}}).write(4, state());
-  const Outcome outcome = run({"gc", root_});
+  const Outcome outcome = run({"gc", root_, "--delete"});
   EXPECT_THAT(outcome.out, HasSubstr("removed step 9 (attempt 1)"));
   EXPECT_EQ(there(), "3.a1 4.a3");
 }
@@ -349,7 +354,7 @@ TEST_F(RemovalTest, GcGuessesNothingWhereTheNewestAttemptCannotBeRead) {
   CheckpointWriter(root_, {{3, 1}}).write(4, state());
   write_file_text(root_ + "/" + kControlDirectory + "/" + attempt_file(2), "junk");
   leave_debris({12, 1});
-  const Outcome outcome = run({"gc", root_});
+  const Outcome outcome = run({"gc", root_, "--delete"});
   EXPECT_EQ(outcome.code, 0);
   EXPECT_THAT(outcome.err, HasSubstr("warning:"));
   EXPECT_EQ(there(), "3.a1 4.a2 9.a1");

@@ -1,13 +1,15 @@
 #include "os/directory_upload.hpp"
 
+#include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "support/aligned_buffer.hpp"
-#include "support/bytes.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/file_bytes.hpp"
 #include "support/temp_dir.hpp"
@@ -19,7 +21,7 @@ class DirectoryUploadTest : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kPart = DirectoryUpload::kPartBytes;
 
-  DirectoryUploadTest() : memory_(3 * kPart), bytes_(memory_.span().first(2 * kPart + 5000)) { fill_pattern(bytes_, 7); }
+  DirectoryUploadTest() { memory_.fill(7); }
 
   std::unique_ptr<FileUpload> begin() {
     auto upload = fs_.begin_upload(path_, bytes_.size());
@@ -28,11 +30,14 @@ class DirectoryUploadTest : public ::testing::Test {
   }
   Status send(FileUpload& upload, std::uint32_t part) {
     const std::uint64_t start = part * kPart;
-    const std::span<const std::byte> piece = bytes_.subspan(start, std::min<std::uint64_t>(kPart, bytes_.size() - start));
+    const auto piece = bytes_.subspan(start, std::min<std::uint64_t>(kPart, bytes_.size() - start));
     return upload.send(part, std::span(&piece, 1));
   }
+  static void write_zeros(const std::string& path, std::size_t size_bytes) {
+    std::ofstream(path, std::ios::binary) << std::string(size_bytes, '\0');
+  }
   [[nodiscard]] bool arrived() const {
-    const Bytes there = read_file(path_);
+    const std::vector<std::byte> there = read_file(path_);
     return there.size() == bytes_.size() && std::equal(there.begin(), there.end(), bytes_.begin());
   }
 
@@ -40,8 +45,8 @@ class DirectoryUploadTest : public ::testing::Test {
   const std::string path_ = temp_ / "file";
   std::unique_ptr<FileSystem> real_ = make_posix_file_system();
   FaultFileSystem fs_{*real_};
-  AlignedBuffer memory_;
-  std::span<std::byte> bytes_;
+  AlignedBuffer memory_{3 * kPart};
+  const std::span<const std::byte> bytes_ = memory_.bytes().first(2 * kPart + 5000);
 };
 
 TEST_F(DirectoryUploadTest, PartsArriveInAnyOrder) {
@@ -64,8 +69,7 @@ TEST_F(DirectoryUploadTest, ContinuesWhereTheLastTryStopped) {
 }
 
 TEST_F(DirectoryUploadTest, WhatAPowerCutLeftIsComparedAndReplaced) {
-  std::filesystem::remove(path_);
-  write_file(path_, Bytes(bytes_.size() + 100));  // zeros, and too long
+  write_zeros(path_, bytes_.size() + 100);  // and too long
   auto upload = begin();
   for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
   ASSERT_TRUE(upload->finish());
@@ -98,7 +102,7 @@ TEST_F(DirectoryUploadTest, AbandonLeavesNothing) {
 }
 
 TEST_F(DirectoryUploadTest, ALinkInTheWayIsNotFollowed) {
-  write_file(temp_ / "other", Bytes(10));
+  write_zeros(temp_ / "other", 10);
   std::filesystem::create_symlink(temp_ / "other", path_);
   const auto upload = fs_.begin_upload(path_, bytes_.size());
   ASSERT_FALSE(upload);

@@ -151,5 +151,45 @@ TEST(Removable, AVersionThatIsBeingDecidedIsNoDebris) {
             (Names{{1, 1}}));
 }
 
+Catalog live_catalog(std::initializer_list<std::uint64_t> numbers) {
+  Catalog catalog;
+  for (const VersionInfo& info : steps(numbers))
+    catalog.entries.push_back(
+        {.name = name_of(info), .state = VersionState::kLive, .current = true, .info = info, .error = {}});
+  return catalog;
+}
+
+Steps removed_steps(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy, Need need) {
+  Steps numbers;
+  for (const Removal& removal : removable(catalog, run, policy, need)) numbers.push_back(removal.version.step);
+  return numbers;
+}
+
+TEST(Retention, AHeldVersionStaysAndTakesNoPlace) {
+  RunState run{.attempt = 1};
+  run.held = {{2, 1}};
+  EXPECT_EQ(removed_steps(live_catalog({1, 2, 3, 4}), run, {.keep = 1}, Need::kRoutine), (Steps{1, 3}));
+}
+
+TEST(Retention, AFullDiskTakesAHeldVersionOnlyIfNothingElseCanGo) {
+  RunState run{.attempt = 1};
+  run.held = {{2, 1}, {4, 1}};
+  EXPECT_EQ(removed_steps(live_catalog({1, 2, 3, 4}), run, {.keep = 1}, Need::kSpace), (Steps{1, 3}));
+  EXPECT_EQ(removed_steps(live_catalog({2, 4}), run, {.keep = 1}, Need::kRoutine), Steps{});
+  EXPECT_EQ(removed_steps(live_catalog({2, 4}), run, {.keep = 1}, Need::kSpace), Steps{2}) << "the newest stays";
+}
+
+TEST(Retention, OnALowerTierACopyThatWasGivenUpGoesAndOneOnItsWayStays) {
+  Catalog catalog = live_catalog({5});
+  for (const std::uint64_t step : {3, 4, 6})
+    catalog.entries.push_back({.name = {step, 1}, .state = VersionState::kUndecided, .info = {}, .error = {}});
+  RunState run{.attempt = 1, .lower_tier = true};
+  run.held = {{4, 1}, {6, 1}};
+  EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kRoutine), Steps{3});
+  EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kSpace), Steps{3});
+  run.lower_tier = false;
+  EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kRoutine), Steps{}) << "its writer may still be at it";
+}
+
 }  // namespace
 }  // namespace slackwater

@@ -1,0 +1,215 @@
+"""Object stores on loopback for the tests: `rclone serve s3`, moto's server, and a proxy that injects faults.
+
+rclone ignores If-None-Match and answers a range with 200. moto answers both as S3 does, and is slow. Every server is
+ended by its own process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+ACCESS_KEY = "AKIDEXAMPLE0000"
+SECRET_KEY = "SECRETEXAMPLE000"
+BUCKET = "bucket"
+SECONDS = 300.0
+
+
+@dataclass
+class Store:
+    """A server with an empty bucket."""
+
+    endpoint: str
+    process: subprocess.Popen[bytes]
+
+    def env(self, home: Path, endpoint: str | None = None) -> dict[str, str]:
+        """For a process that uses it, and nothing else that this machine may have set up."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+        return {
+            **clean,
+            "HOME": str(home),
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": endpoint or self.endpoint,
+        }
+
+    def client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+            config=Config(s3={"addressing_style": "path"}),
+        )
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def started(command: list[str], port: int, log: Path) -> Iterator[Store]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        limit = time.monotonic() + SECONDS
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, f"the server ended: {log.read_text()}"
+            assert time.monotonic() < limit, f"the server does not answer: {log.read_text()}"
+            time.sleep(0.02)  # nothing tells when it listens
+        yield Store(f"http://127.0.0.1:{port}", process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def rclone(directory: Path, port: int | None = None) -> Iterator[Store]:
+    (directory / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    program = str(Path(sys.executable).parent / "rclone")
+    command = [program, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"]
+    with started([*command, "--config", os.devnull, str(directory / "data")], port, directory / "rclone.log") as store:
+        yield store
+
+
+@contextlib.contextmanager
+def moto(directory: Path) -> Iterator[Store]:
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with started(command, port, directory / "moto.log") as store:
+        store.client().create_bucket(Bucket=BUCKET)
+        yield store
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    size_bytes: int
+
+    @property
+    def is_part(self) -> bool:
+        return self.method == "PUT" and "partNumber=" in self.target
+
+
+@dataclass
+class Fault:
+    """What the proxy does instead of passing a request on."""
+
+    status: int = 0  # answers with this status, and the error code below
+    code: str = ""
+    reset_after: int | None = None  # reads so many bytes of the body, then breaks the connection
+    etag: str = ""  # passes the request on, and replaces the tag in the answer
+    wait: threading.Event | None = None  # holds the request until this is set
+
+
+@dataclass
+class Proxy:
+    """Passes requests on to a store, but first asks `fault` what to do with each. Records what it saw."""
+
+    store: Store
+    fault: Callable[[Request], Fault | None] = lambda request: None
+    seen: list[Request] = field(default_factory=list)
+    endpoint: str = ""
+
+    def __enter__(self) -> Proxy:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                request = Request(self.command, self.path, size)
+                proxy.seen.append(request)
+                fault = proxy.fault(request) or Fault()
+                if fault.wait is not None:
+                    fault.wait.wait(SECONDS)
+                if fault.reset_after is not None:
+                    self.rfile.read(min(size, fault.reset_after))
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                body = self.rfile.read(size)
+                if fault.status:
+                    text = f"<Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
+                    self.answer(fault.status, {"Content-Length": str(len(text))}, text)
+                    return
+                upstream = http.client.HTTPConnection(proxy.store.endpoint.removeprefix("http://"), timeout=SECONDS)
+                with contextlib.closing(upstream):
+                    upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                    for name, value in self.headers.items():
+                        upstream.putheader(name, value)
+                    upstream.endheaders(body)
+                    answer = upstream.getresponse()
+                    content = answer.read()
+                    headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
+                if self.command != "HEAD":
+                    headers["Content-Length"] = str(len(content))
+                if fault.etag:
+                    headers["ETag"] = fault.etag
+                self.answer(answer.status, headers, content)
+
+            def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, *_: Any) -> None:  # the client was killed, or the connection reset
+                pass
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def first(count: int, matches: Callable[[Request], bool], fault: Fault) -> Callable[[Request], Fault | None]:
+    """A fault for the first `count` requests that match."""
+    left = [count]
+
+    def choose(request: Request) -> Fault | None:
+        if left[0] == 0 or not matches(request):
+            return None
+        left[0] -= 1
+        return fault
+
+    return choose

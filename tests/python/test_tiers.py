@@ -1,0 +1,106 @@
+"""Lower tiers from Python: sw.Tier, tiers=, ckpt.tiers, wait_copied, options files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+import slackwater as sw
+from slackwater import _core
+from slackwater.tiers import staging_directory
+
+
+def test_checkpoints_reach_the_lower_tier(tmp_path: Path) -> None:
+    state = {"t": torch.arange(1000), "n": 0}
+    with sw.Checkpointer(tmp_path / "run", tiers=[sw.Tier(tmp_path / "lower", every=5, keep=2)]) as ckpt:
+        for step in range(1, 16):
+            state["n"] = step
+            ckpt.save(step, state)
+            ckpt.fence()
+            if step % 5 == 0:
+                ckpt.wait_copied()
+        (tier,) = ckpt.tiers
+        assert (tier.location, tier.newest_step, tier.waiting, tier.skipped) == (str(tmp_path / "lower"), 15, [], 0)
+        assert tier.sent_bytes > 0 and tier.last_error == ""
+    assert sw.load(tmp_path / "lower", step=15)["n"] == 15
+    assert sw.load(tmp_path / "lower", step=10)["n"] == 10
+    assert sorted(path.name[:15] for path in (tmp_path / "lower").glob("step-*")) == [
+        "step-0000000010",
+        "step-0000000015",
+    ]
+
+
+def test_without_a_path_the_first_tier_is_tier_0(tmp_path: Path) -> None:
+    with sw.Checkpointer(tiers=[sw.Tier(tmp_path / "a", keep=1), tmp_path / "b"]) as ckpt:
+        assert ckpt.path == str(tmp_path / "a")
+        for step in (1, 2, 3):
+            ckpt.save(step, {"n": step})
+            ckpt.wait_copied()
+        assert ckpt.steps() == [3]
+    assert sw.load(tmp_path / "b")["n"] == 3
+
+
+def test_a_dead_tier_does_not_stop_training_and_close_names_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    ckpt = sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "file" / "run"], copy_timeout=0.2)
+    for step in (1, 2):
+        ckpt.save(step, {"n": step})
+    ckpt.wait()
+    with pytest.raises(sw.TimeoutError, match=r"steps 1, 2 are not on .*file/run"):
+        ckpt.close()
+    assert sw.load(tmp_path / "run")["n"] == 2
+
+
+def test_an_options_file_makes_the_same_checkpointer(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    tiers = [{"location": str(tmp_path / "lower"), "every": 2, "keep": 0, "bandwidth": "1GiB"}]
+    file.write_text(json.dumps({"path": str(tmp_path / "run"), "keep": 1, "direct_io": False, "tiers": tiers}))
+    with sw.Checkpointer.from_file(file, run_name="again") as ckpt:
+        for step in (1, 2, 3, 4):
+            ckpt.save(step, {"n": step})
+            ckpt.wait_copied()
+        assert ckpt.steps() == [4]
+    assert [sw.load(tmp_path / "lower", step=step)["n"] for step in (2, 4)] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "holds a list"),
+        ("{", "is not JSON"),
+        ('{"tiers": 3}', "'tiers' in the options file"),
+        ('{"path": "x", "tiers": [{"place": "/a"}]}', "a tier in the options file"),
+    ],
+)
+def test_a_wrong_options_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(text)
+    with pytest.raises(sw.UsageError, match=message):
+        sw.Checkpointer.from_file(file)
+    with pytest.raises(sw.UsageError, match="cannot be read"):
+        sw.Checkpointer.from_file(tmp_path / "none.json")
+
+
+def test_a_tier_has_every_option_of_the_table_and_its_defaults() -> None:
+    table = {row["name"]: row["default"] for row in _core.tier_option_table()}
+    assert {field.name for field in fields(sw.Tier)} == set(table)
+    for field in fields(sw.Tier):
+        if field.name != "location" and field.default is not None:
+            assert str(field.default).lower() == table[field.name], field.name
+
+
+def test_the_page_describes_every_option_of_a_tier() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "tiers.md").read_text()
+    for row in _core.tier_option_table():
+        assert f"`{row['name']}`" in text, row["name"]
+
+
+def test_an_object_store_is_staged_in_the_same_directory_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKWATER_STAGING", "/staging")
+    assert staging_directory("s3://b/run") == staging_directory("s3://b/run")
+    assert staging_directory("s3://b/run").startswith("/staging/b-run-")
+    assert staging_directory("s3://b/run") != staging_directory("s3://b-run")
