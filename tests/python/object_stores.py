@@ -164,7 +164,9 @@ class Proxy:
                     upstream.endheaders(body)
                     answer = upstream.getresponse()
                     content = answer.read()
-                    headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
+                    headers = {
+                        k: v for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")
+                    }
                 if self.command != "HEAD":
                     headers["Content-Length"] = str(len(content))
                 if fault.etag:

@@ -85,8 +85,7 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   for (const UploadedPart& part : parts) {
     body += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>", part.number, escape_xml(part.tag));
-    if (!part.checksum.empty())
-      body += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escape_xml(part.checksum));
+    if (!part.checksum.empty()) body += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escape_xml(part.checksum));
     body += "</Part>";
   }
   body += "</CompleteMultipartUpload>";
@@ -103,10 +102,8 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
 }
 
 Status abort_upload(ObjectClient& client, const UploadInfo& upload) {
-  auto aborted = client.send({.doing = "cannot abort the upload",
-                              .method = "DELETE",
-                              .key = upload.key,
-                              .query = {{"uploadId", upload.id}}});
+  auto aborted = client.send(
+      {.doing = "cannot abort the upload", .method = "DELETE", .key = upload.key, .query = {{"uploadId", upload.id}}});
   if (!aborted && aborted.error().kind != ErrorKind::kNotFound) return fail(std::move(aborted).error());
   return {};
 }
@@ -147,11 +144,9 @@ Result<std::vector<UploadInfo>> list_uploads(ObjectClient& client, const std::st
     if (!key_marker.empty()) query.emplace_back("key-marker", key_marker);
     if (!id_marker.empty()) query.emplace_back("upload-id-marker", id_marker);
     SW_ASSIGN(const XmlElement root,
-              client.send_for_xml({.doing = "cannot list the uploads under way",
-                                   .method = "GET",
-                                   .key = {},
-                                   .query = std::move(query)},
-                                  "ListMultipartUploadsResult"));
+              client.send_for_xml(
+                  {.doing = "cannot list the uploads under way", .method = "GET", .key = {}, .query = std::move(query)},
+                  "ListMultipartUploadsResult"));
     const bool encoded = root.text_of("EncodingType") == "url";
     for (const XmlElement& child : root.children) {
       if (child.name != "Upload") continue;
