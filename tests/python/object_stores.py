@@ -170,7 +170,7 @@ class Proxy:
                 if self.command != "HEAD":
                     headers["Content-Length"] = str(len(content))
                 if fault.etag:
-                    headers["ETag"] = fault.etag
+                    headers = {**{k: v for k, v in headers.items() if k.lower() != "etag"}, "ETag": fault.etag}
                 self.answer(answer.status, headers, content)
 
             def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

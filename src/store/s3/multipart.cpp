@@ -143,10 +143,15 @@ Result<std::vector<UploadInfo>> list_uploads(ObjectClient& client, const std::st
     Query query{{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}};
     if (!key_marker.empty()) query.emplace_back("key-marker", key_marker);
     if (!id_marker.empty()) query.emplace_back("upload-id-marker", id_marker);
-    SW_ASSIGN(const XmlElement root,
-              client.send_for_xml(
-                  {.doing = "cannot list the uploads under way", .method = "GET", .key = {}, .query = std::move(query)},
-                  "ListMultipartUploadsResult"));
+    auto answered = client.send_for_xml(
+        {.doing = "cannot list the uploads under way", .method = "GET", .key = {}, .query = std::move(query)},
+        "ListMultipartUploadsResult");
+    // rclone's answer as long as no upload was ever begun. (NoSuchBucket is an error.)
+    if (!answered && answered.error().kind == ErrorKind::kNotFound &&
+        answered.error().message.find("NoSuchUpload") != std::string::npos)
+      return uploads;
+    if (!answered) return fail(std::move(answered).error());
+    const XmlElement& root = *answered;
     const bool encoded = root.text_of("EncodingType") == "url";
     for (const XmlElement& child : root.children) {
       if (child.name != "Upload") continue;
