@@ -84,8 +84,13 @@ $(VENV)/.tools: requirements-tools.txt $(VENV)/.requirements
 	$(pip_install) -r requirements-tools.txt
 	@touch $@
 
+# As the libraries: without what they depend on.
+$(VENV)/.object-stores: requirements-s3.txt $(VENV)/.torch-$(TORCH)
+	$(pip_install) --no-deps -r requirements-s3.txt
+	@touch $@
+
 .PHONY: libraries
-libraries: $(VENV)/.libraries  ## install what the Python tests train with (requirements-libraries.txt) into .venv
+libraries: $(VENV)/.libraries $(VENV)/.object-stores  ## what the Python tests train with, and object stores
 
 build/.wheel: $(SOURCES) scripts/build_wheel.py $(VENV)/.requirements | packages
 	@$(call section,Wheel)
@@ -113,7 +118,7 @@ wheel-smoke: wheel  ## install and use that wheel in a bare Debian (debootstrap,
 ## Test ---------------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-test: MEANWHILE := $(VENV)/.libraries compile-tests
+test: MEANWHILE := $(VENV)/.libraries $(VENV)/.object-stores compile-tests
 test: build test-cpp test-python test-wheel  ## C++ tests of the release build, Python tests, the wheel
 	@$(call section,All tests passed)
 
@@ -213,6 +218,11 @@ bench-backlog: build  ## how long the trainer's small copies wait while a state 
 bench-tiers: build  ## training while a lower tier dies and is slow (minutes); ARGS="--quick" or "--tier s3"
 	mkdir -p bench/results
 	$(BIN)/python bench/tiers_stall.py --json bench/results/tiers.json $(ARGS)
+
+.PHONY: bench-s3
+bench-s3: build $(VENV)/.object-stores  ## upload and restore through an object store; ARGS="--size 256"
+	mkdir -p bench/results
+	$(BIN)/python bench/s3_transfer.py --dir build --json bench/results/s3.json $(ARGS)
 
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look

@@ -70,14 +70,14 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
   for (const VersionInfo& version : there.live_versions()) {
     const VersionName name{version.step, version.attempt};
     if (version.attempt != attempt.number && std::ranges::find(attempt.adopted, name) == attempt.adopted.end())
-      return fail(refusal(fmt::format("step {} there is not of the source's run; copy into another place", version.step),
-                          target));
+      return fail(refusal(
+          fmt::format("step {} there is not of the source's run; copy into another place", version.step), target));
   }
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(to, target));
   if (newest > attempt.number) {
-    return fail(refusal(fmt::format("a newer run has used the target (attempt {}, the source has {})", newest,
-                                    attempt.number),
-                        target));
+    return fail(
+        refusal(fmt::format("a newer run has used the target (attempt {}, the source has {})", newest, attempt.number),
+                target));
   }
   const std::string name = attempt_file(attempt.number);
   SW_ASSIGN(const std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
@@ -85,8 +85,8 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
   if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
   SW_ASSIGN(const std::string present, read_listed(to, control_path(target), name, kMaxAttemptBytes));
   if (present == text) return {};
-  return fail(refusal(fmt::format("attempt {} there is of another run; copy into another place", attempt.number),
-                      target));
+  return fail(
+      refusal(fmt::format("attempt {} there is of another run; copy into another place", attempt.number), target));
 }
 
 struct Outcome {
@@ -165,8 +165,7 @@ int run_copy(const CopyArguments& arguments) {
   OrderedJson failed = OrderedJson::array();
   // The newest first: it is the one that a restart needs.
   for (auto version = versions.rbegin(); version != versions.rend(); ++version) {
-    const auto outcome =
-        copy_version(*from, location.directory, *to, target, *version, arguments, *buffer_bytes);
+    const auto outcome = copy_version(*from, location.directory, *to, target, *version, arguments, *buffer_bytes);
     OrderedJson entry = version_json(*version);
     if (!outcome) {
       print_error(outcome.error());

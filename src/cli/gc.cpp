@@ -134,10 +134,9 @@ int run_gc(GcArguments arguments) {
   }
   if (chosen.empty() && upload_count == 0)
     print_problem("note", fmt::format("there is nothing to remove in {}", arguments.directory));
-  const int code = remove_chosen(*fs, arguments.directory, *tier, chosen, VersionRemover::Pinned::kStays,
-                                 arguments.options, more);
-  if (shows_only && chosen.size() + upload_count > 0)
-    print_problem("hint", "nothing was removed; --delete removes it");
+  const int code =
+      remove_chosen(*fs, arguments.directory, *tier, chosen, VersionRemover::Pinned::kStays, arguments.options, more);
+  if (shows_only && chosen.size() + upload_count > 0) print_problem("hint", "nothing was removed; --delete removes it");
   return aborted ? code : kFailed;
 }
 

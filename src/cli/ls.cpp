@@ -132,7 +132,8 @@ int run_ls(const LsArguments& arguments) {
       documents.push_back(describe(here, *catalog));
       continue;
     }
-    if (locations.size() > 1) fmt::print("{}{}\n", &location == &locations.front() ? "" : "\n", escape_controls(location));
+    if (locations.size() > 1)
+      fmt::print("{}{}\n", &location == &locations.front() ? "" : "\n", escape_controls(location));
     print_text(here, *catalog);
     std::fflush(stdout);
   }

@@ -174,8 +174,9 @@ class Report {
 // Every object store lacks locks, so looking is allowed there. Removing is not.
 bool is_dry_run_on_objects(const std::string& directory, const RemovalOptions& options) {
   if (!options.dry_run || !is_object_location(directory)) return false;
-  print_problem("note", "an object store has no locks: to remove anything, make sure that no run uses it and add "
-                        "--no-lock");
+  print_problem("note",
+                "an object store has no locks: to remove anything, make sure that no run uses it and add "
+                "--no-lock");
   return true;
 }
 

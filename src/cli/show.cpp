@@ -196,7 +196,8 @@ int run_show(const ShowArguments& arguments) {
   std::optional<Catalog> catalog = fs ? open_catalog(*fs, location.directory) : std::nullopt;
   const auto has_step = [&] {
     const std::vector<VersionInfo> live = catalog ? catalog->live_versions() : std::vector<VersionInfo>();
-    return std::ranges::any_of(live, [&](const VersionInfo& one) { return !location.step || one.step == *location.step; });
+    return std::ranges::any_of(live,
+                               [&](const VersionInfo& one) { return !location.step || one.step == *location.step; });
   };
   for (const std::string& tier : arguments.tiers) {
     if (has_step()) break;
@@ -244,7 +245,9 @@ int run_show(const ShowArguments& arguments) {
 Verb add_show(CLI::App& parser) {
   auto arguments = std::make_shared<ShowArguments>();
   CLI::App* verb = parser.add_subcommand("show", "Show what a checkpoint holds: tensors, metadata, tree");
-  verb->add_option("DIR[@STEP]", arguments->location, "Directory or s3://bucket/prefix, and which step (default: the newest)")->required();
+  verb->add_option("DIR[@STEP]", arguments->location,
+                   "Directory or s3://bucket/prefix, and which step (default: the newest)")
+      ->required();
   CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors whose names match this glob");
   verb->add_option("--tier", arguments->tiers, "Where to look if the step is not there; may be given several times");
   verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);

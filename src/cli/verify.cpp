@@ -155,7 +155,8 @@ int run_verify(const VerifyArguments& arguments) {
 Verb add_verify(CLI::App& parser) {
   auto arguments = std::make_shared<VerifyArguments>();
   CLI::App* verb = parser.add_subcommand("verify", "Read every byte of checkpoints and name what is damaged");
-  verb->add_option("DIR[@STEP]", arguments->location, "Directory or s3://bucket/prefix, and which step (default: all live)")
+  verb->add_option("DIR[@STEP]", arguments->location,
+                   "Directory or s3://bucket/prefix, and which step (default: all live)")
       ->required();
   verb->add_option("--tier", arguments->tiers, "A further tier to verify; may be given several times");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");

@@ -48,8 +48,8 @@ class FileSystem {
   // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) = 0;
-  // A large file that is copied here in parts, and that a later try can continue. Its directory must exist. Unless it is
-  // overridden, the file is written in place by the calls above (DirectoryUpload).
+  // A large file that is copied here in parts, and that a later try can continue. Its directory must exist. Unless it
+  // is overridden, the file is written in place by the calls above (DirectoryUpload).
   [[nodiscard]] virtual Result<std::unique_ptr<FileUpload>> begin_upload(const std::string& path,
                                                                          std::uint64_t size_bytes);
   // Uploads below this path that were begun and neither finished nor abandoned, wherever their writer is now.

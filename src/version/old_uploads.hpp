@@ -1,5 +1,5 @@
-// Uploads that a killed run left behind in an object store. They take space, but no list of objects shows them. Those of
-// older attempts may be aborted: the key names the attempt, and a run that is over sends nothing more.
+// Uploads that a killed run left behind in an object store. They take space, but no list of objects shows them. Those
+// of older attempts may be aborted: the key names the attempt, and a run that is over sends nothing more.
 // Free functions over a FileSystem; on a disk there are no such uploads. Thread rule: any thread.
 #pragma once
 

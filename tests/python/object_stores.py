@@ -164,11 +164,13 @@ class Proxy:
                     upstream.endheaders(body)
                     answer = upstream.getresponse()
                     content = answer.read()
-                    headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
+                    headers = {
+                        k: v for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")
+                    }
                 if self.command != "HEAD":
                     headers["Content-Length"] = str(len(content))
                 if fault.etag:
-                    headers["ETag"] = fault.etag
+                    headers = {**{k: v for k, v in headers.items() if k.lower() != "etag"}, "ETag": fault.etag}
                 self.answer(answer.status, headers, content)
 
             def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

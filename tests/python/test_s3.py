@@ -89,7 +89,7 @@ def test_a_run_goes_to_an_object_store_and_comes_back(
     assert run("copy", f"{small_run}@2", there, env=env)["copied"][0]["already"]
     assert run("ls", there, env=env)["versions"] == run("ls", str(small_run), env=env)["versions"]
     assert [one["ok"] for one in run("verify", there, env=env)["versions"]] == [True, True]
-    assert run("show", f"{there}@1", env=env)["step"] == 1
+    assert run("show", f"{there}@1", env=env)["version"]["step"] == 1
     with environment(env):
         with sw.open(there, step=1) as remote, sw.open(small_run, step=1) as local:
             assert np.array_equal(np.asarray(remote["w"]), np.asarray(local["w"]))
@@ -164,7 +164,8 @@ def test_a_copy_that_was_killed_goes_on(rclone_store: Store, large_run: Path, tm
         proxy.fault = hold_the_second_part
         env = rclone_store.env(tmp_path, proxy.endpoint)
         copy = subprocess.Popen([COMMAND, "copy", str(large_run), there, "--threads", "1"], env=env)
-        assert held.wait(300)
+        while not held.wait(0.1):
+            assert copy.poll() is None, "the copy ended before its second part"
         copy.kill()
         copy.wait()
         proxy.fault = lambda _: Fault(status=503, code="SlowDown")  # nothing of what was held gets through

@@ -54,7 +54,7 @@ def of_botocore(request: dict[str, Any]) -> str:
         "s3",
         request["region"],
     )
-    time = datetime.datetime.fromtimestamp(request["unix_seconds"], datetime.timezone.utc)
+    time = datetime.datetime.fromtimestamp(request["unix_seconds"], datetime.UTC)
     one = awsrequest.AWSRequest(
         method=request["method"],
         url=f"https://{request['host']}/{quote(request['key'], safe='/~')}",

@@ -24,7 +24,7 @@ namespace slackwater::test {
 
 struct WebRequest {
   std::string method;
-  std::string target;  // path and query, as sent
+  std::string target;                          // path and query, as sent
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;
 };
@@ -47,7 +47,8 @@ class HttpServer {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof(address);
-    if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || ::listen(listener_.get(), 64) != 0 ||
+    if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+        ::listen(listener_.get(), 64) != 0 ||
         ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
       throw std::runtime_error("no port on loopback");
     port_ = ntohs(address.sin_port);
@@ -76,7 +77,8 @@ class HttpServer {
       const int descriptor = ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC);
       if (descriptor < 0) continue;
       ++accepted_;
-      connections_.emplace_back([this, descriptor](const std::stop_token& ended) { serve(UniqueFd(descriptor), ended); });
+      connections_.emplace_back(
+          [this, descriptor](const std::stop_token& ended) { serve(UniqueFd(descriptor), ended); });
     }
   }
 
@@ -107,7 +109,8 @@ class HttpServer {
       }
       if (answer.no_answer) return;
       std::string text = "HTTP/1.1 " + std::to_string(answer.status) + " X\r\n";
-      if (!answer.headers.contains("Content-Length")) answer.headers["Content-Length"] = std::to_string(answer.body.size());
+      if (!answer.headers.contains("Content-Length"))
+        answer.headers["Content-Length"] = std::to_string(answer.body.size());
       for (const auto& [name, value] : answer.headers) text += name + ": " + value + "\r\n";
       text += "\r\n";
       if (request.method != "HEAD") text += answer.body.substr(0, answer.sent_of_body);

@@ -27,7 +27,7 @@ using Pieces = std::span<const std::span<const std::byte>>;  // bytes that lie i
 [[nodiscard]] std::uint32_t crc32c_next(std::uint32_t crc, std::span<const std::byte> bytes);
 [[nodiscard]] std::uint32_t crc32c_next_portable(std::uint32_t crc, std::span<const std::byte> bytes);
 
-[[nodiscard]] std::string to_hex(std::span<const std::byte> bytes);     // lower case
+[[nodiscard]] std::string to_hex(std::span<const std::byte> bytes);  // lower case
 [[nodiscard]] std::string to_base64(std::span<const std::byte> bytes);
 [[nodiscard]] std::string crc_base64(std::uint32_t crc);  // as headers carry it: big-endian
 

@@ -1,10 +1,10 @@
 #include "store/s3/http_client.hpp"
 
-#include <csignal>
 #include <pthread.h>
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <exception>
@@ -208,7 +208,7 @@ Result<HttpAnswer> HttpClient::call(const HttpRequest& request, std::uint64_t bo
   const auto add_header = [&](const std::string& line) { headers = curl_->slist_append(headers, line.c_str()); };
   for (const auto& [name, value] : request.headers)
     if (name != "host") add_header(fmt::format("{}: {}", name, value));  // libcurl's own is the same
-  add_header("Expect:");  // no pause before a body is sent
+  add_header("Expect:");                                                 // no pause before a body is sent
   add_header("Accept:");
 
   const auto set = [&](CurlOption option, auto value) { (void)curl_->easy_setopt(handle, option, value); };
@@ -259,7 +259,8 @@ Result<HttpAnswer> HttpClient::call(const HttpRequest& request, std::uint64_t bo
   curl_->slist_free_all(headers);
 
   if (exchange.broken) return fail(ErrorKind::kOutOfMemory, "there is no memory for the object store's answer");
-  if (exchange.too_long) return fail(ErrorKind::kCorrupt, "the object store's answer is longer than any that we expect");
+  if (exchange.too_long)
+    return fail(ErrorKind::kCorrupt, "the object store's answer is longer than any that we expect");
   if (code == CurlCode::kOk || (code == CurlCode::kWriteError && exchange.satisfied)) {
     if (exchange.answer.status >= 200) return std::move(exchange.answer);
     return fail(Error{.kind = ErrorKind::kIo, .message = "the object store did not answer in HTTP", .retryable = true});
@@ -271,10 +272,11 @@ Result<HttpAnswer> HttpClient::call(const HttpRequest& request, std::uint64_t bo
               .retryable = true};
   if (code == CurlCode::kTimedOut) error.kind = ErrorKind::kTimeout;
   if (code == CurlCode::kPeerNotTrusted || code == CurlCode::kBadCaFile) {
-    error = Error{.kind = ErrorKind::kPermission,
-                  .message = fmt::format("the object store's certificate is not trusted ({}); name its authority's file "
-                                         "in AWS_CA_BUNDLE",
-                                         reason)};
+    error =
+        Error{.kind = ErrorKind::kPermission,
+              .message = fmt::format("the object store's certificate is not trusted ({}); name its authority's file "
+                                     "in AWS_CA_BUNDLE",
+                                     reason)};
   } else if (code == CurlCode::kUnsupportedProtocol || code == CurlCode::kBadUrl) {
     error.kind = ErrorKind::kInvalidArgument;
     error.retryable = false;

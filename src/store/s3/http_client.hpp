@@ -45,9 +45,9 @@ struct HttpRequest {
 
 struct HttpLimits {
   std::chrono::milliseconds connect{5'000};
-  std::chrono::seconds stall{30};        // less than `stall_bytes` per second for this long
+  std::chrono::seconds stall{30};  // less than `stall_bytes` per second for this long
   std::uint64_t stall_bytes = 1024;
-  std::chrono::seconds call{120};        // for a call in all, and another second for each `call_bytes`
+  std::chrono::seconds call{120};  // for a call in all, and another second for each `call_bytes`
   std::uint64_t call_bytes = 16u << 10;
   std::uint64_t max_body_bytes = 64u << 20;  // of an answer that is kept in memory
 };

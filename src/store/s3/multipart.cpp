@@ -85,8 +85,7 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
   std::string body = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
   for (const UploadedPart& part : parts) {
     body += fmt::format("<Part><PartNumber>{}</PartNumber><ETag>{}</ETag>", part.number, escape_xml(part.tag));
-    if (!part.checksum.empty())
-      body += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escape_xml(part.checksum));
+    if (!part.checksum.empty()) body += fmt::format("<ChecksumCRC32C>{}</ChecksumCRC32C>", escape_xml(part.checksum));
     body += "</Part>";
   }
   body += "</CompleteMultipartUpload>";
@@ -103,10 +102,8 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
 }
 
 Status abort_upload(ObjectClient& client, const UploadInfo& upload) {
-  auto aborted = client.send({.doing = "cannot abort the upload",
-                              .method = "DELETE",
-                              .key = upload.key,
-                              .query = {{"uploadId", upload.id}}});
+  auto aborted = client.send(
+      {.doing = "cannot abort the upload", .method = "DELETE", .key = upload.key, .query = {{"uploadId", upload.id}}});
   if (!aborted && aborted.error().kind != ErrorKind::kNotFound) return fail(std::move(aborted).error());
   return {};
 }
@@ -146,12 +143,15 @@ Result<std::vector<UploadInfo>> list_uploads(ObjectClient& client, const std::st
     Query query{{"uploads", ""}, {"prefix", prefix}, {"encoding-type", "url"}};
     if (!key_marker.empty()) query.emplace_back("key-marker", key_marker);
     if (!id_marker.empty()) query.emplace_back("upload-id-marker", id_marker);
-    SW_ASSIGN(const XmlElement root,
-              client.send_for_xml({.doing = "cannot list the uploads under way",
-                                   .method = "GET",
-                                   .key = {},
-                                   .query = std::move(query)},
-                                  "ListMultipartUploadsResult"));
+    auto answered = client.send_for_xml(
+        {.doing = "cannot list the uploads under way", .method = "GET", .key = {}, .query = std::move(query)},
+        "ListMultipartUploadsResult");
+    // rclone's answer as long as no upload was ever begun. (NoSuchBucket is an error.)
+    if (!answered && answered.error().kind == ErrorKind::kNotFound &&
+        answered.error().message.find("NoSuchUpload") != std::string::npos)
+      return uploads;
+    if (!answered) return fail(std::move(answered).error());
+    const XmlElement& root = *answered;
     const bool encoded = root.text_of("EncodingType") == "url";
     for (const XmlElement& child : root.children) {
       if (child.name != "Upload") continue;

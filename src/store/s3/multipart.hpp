@@ -26,7 +26,7 @@ struct UploadedPart {
 
 struct PartChecksums {
   std::uint32_t crc = 0;
-  std::string md5_hex;     // empty: not computed
+  std::string md5_hex;  // empty: not computed
   std::string md5_base64;
 };
 // MD5 takes five times as long. It is needed unless the server echoes CRC32C.

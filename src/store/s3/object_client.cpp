@@ -114,8 +114,8 @@ bool ObjectClient::renew_credentials() {
 }
 
 Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::string& payload_hash) {
-  const std::int64_t now = std::chrono::duration_cast<std::chrono::seconds>(
-                               std::chrono::system_clock::now().time_since_epoch()).count();
+  const std::int64_t now =
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   HttpRequest request{.method = call.method, .url = address_.url(call.key, call.query), .body = call.body};
   const Credentials credentials = *credentials_.lock();
   request.headers = sign({.method = call.method,
@@ -129,8 +129,7 @@ Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::str
                          credentials);
   request.sink = call.sink;
   ++calls_;
-  return http_.call(request, call.expected_bytes,
-                    down_ ? std::optional(options_.retry.connect_if_down) : std::nullopt);
+  return http_.call(request, call.expected_bytes, down_ ? std::optional(options_.retry.connect_if_down) : std::nullopt);
 }
 
 // What an answer that is no success means. `again`: another try may succeed.
@@ -162,18 +161,20 @@ Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, b
     if (!again) error.message += "; set this machine's clock";
   }
   const std::string region = said.region.empty() ? answer.header("x-amz-bucket-region") : said.region;
-  if (!region.empty() && region != address_.region && (answer.status == 301 || answer.status == 400 || answer.status == 307)) {
+  if (!region.empty() && region != address_.region &&
+      (answer.status == 301 || answer.status == 400 || answer.status == 307)) {
     error.kind = ErrorKind::kInvalidArgument;
-    error.message += fmt::format("; the bucket is in region '{}', we asked in '{}': set AWS_REGION or the option region",
-                                 printable(region), address_.region);
+    error.message +=
+        fmt::format("; the bucket is in region '{}', we asked in '{}': set AWS_REGION or the option region",
+                    printable(region), address_.region);
   }
   error.retryable = again;
   return error;
 }
 
 Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
-  const std::string payload_hash = call.body.empty() || call.sign_body ? to_hex(sha256(call.body))
-                                                                       : std::string(kUnsignedPayload);
+  const std::string payload_hash =
+      call.body.empty() || call.sign_body ? to_hex(sha256(call.body)) : std::string(kUnsignedPayload);
   for (unsigned attempt = 0;; ++attempt) {
     if (call.before_try) call.before_try(call);
     const bool was_down = down_;
@@ -183,8 +184,8 @@ Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
     if (answer) {
       down_ = false;
       const bool good = answer->status / 100 == 2;
-      const bool hidden_error = good && !call.sink && answer->body.size() < kSignedBodyBytes &&
-                                !parse_store_error(answer->body).code.empty();
+      const bool hidden_error =
+          good && !call.sink && answer->body.size() < kSignedBodyBytes && !parse_store_error(answer->body).code.empty();
       if (good && !hidden_error) {
         const Status checked = call.check ? call.check(*answer) : Status();
         if (checked) return answer;

@@ -48,11 +48,11 @@ struct ObjectCall {
   Query query = {};
   Headers headers = {};
   Pieces body = {};
-  bool sign_body = false;  // hash it for the signature; otherwise only its headers are signed
+  bool sign_body = false;            // hash it for the signature; otherwise only its headers are signed
   std::uint64_t expected_bytes = 0;  // of the answer
   std::function<bool(const HttpAnswer&, std::span<const std::byte>)> sink = {};
-  std::function<void(ObjectCall&)> before_try = {};              // may change the headers
-  std::function<Status(const HttpAnswer&)> check = {};           // of a good answer; a retryable error means another try
+  std::function<void(ObjectCall&)> before_try = {};     // may change the headers
+  std::function<Status(const HttpAnswer&)> check = {};  // of a good answer; a retryable error means another try
 };
 
 struct ObjectInfo {

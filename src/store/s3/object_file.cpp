@@ -58,10 +58,10 @@ Status SmallFile::write_at(std::span<const std::byte> bytes, std::uint64_t offse
   const std::lock_guard lock(mutex_);
   if (sent_) return read_only(path_);
   if (offset > kMaxSmallBytes || bytes.size() > kMaxSmallBytes - offset) {
-    return fail(ErrorKind::kUnsupported,
-                fmt::format("a file of more than {} is written to an object store in parts only",
-                            format_bytes(kMaxSmallBytes)),
-                path_);
+    return fail(
+        ErrorKind::kUnsupported,
+        fmt::format("a file of more than {} is written to an object store in parts only", format_bytes(kMaxSmallBytes)),
+        path_);
   }
   if (offset + bytes.size() > bytes_.size()) bytes_.resize(offset + bytes.size());
   std::ranges::copy(bytes, std::as_writable_bytes(std::span(bytes_)).begin() + static_cast<std::ptrdiff_t>(offset));

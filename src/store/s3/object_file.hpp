@@ -1,5 +1,5 @@
-// Files of an ObjectFileSystem. ObjectFile reads one object by ranged GETs. SmallFile collects the bytes of a new object
-// in memory and writes it with one request when it is synced, or at the latest when it is closed.
+// Files of an ObjectFileSystem. ObjectFile reads one object by ranged GETs. SmallFile collects the bytes of a new
+// object in memory and writes it with one request when it is synced, or at the latest when it is closed.
 // Owner and thread rule: as in os/file.hpp.
 #pragma once
 
@@ -39,7 +39,8 @@ class ObjectFile final : public File {
 class SmallFile final : public File {
  public:
   // With bytes: one that is in memory only, to be read.
-  SmallFile(ObjectFileSystem& fs, std::string path, std::string key, std::string bytes, FileStatus status, bool writable);
+  SmallFile(ObjectFileSystem& fs, std::string path, std::string key, std::string bytes, FileStatus status,
+            bool writable);
 
   [[nodiscard]] Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) override;
   [[nodiscard]] Status write_at(std::span<const std::byte> bytes, std::uint64_t offset) override;
@@ -60,9 +61,9 @@ class SmallFile final : public File {
   const std::string key_;
   const std::uint64_t link_count_;
   mutable std::mutex mutex_;
-  std::string bytes_;           // guarded by mutex_
-  bool unsent_ = false;         // guarded by mutex_: written to, or new, since the last sync
-  bool sent_ = false;           // guarded by mutex_: the object is there; it cannot change any more
+  std::string bytes_;    // guarded by mutex_
+  bool unsent_ = false;  // guarded by mutex_: written to, or new, since the last sync
+  bool sent_ = false;    // guarded by mutex_: the object is there; it cannot change any more
 };
 
 }  // namespace slackwater::s3

@@ -65,8 +65,7 @@ Result<std::string> ObjectFileSystem::key_of(const std::string& path) const {
 }
 
 bool ObjectFileSystem::covers(const std::string& key) const {
-  return names_ == Names::kRemembered &&
-         (root_key_.empty() || key == root_key_ || key.starts_with(root_key_ + "/"));
+  return names_ == Names::kRemembered && (root_key_.empty() || key == root_key_ || key.starts_with(root_key_ + "/"));
 }
 
 Result<std::shared_ptr<const ObjectFileSystem::Listing>> ObjectFileSystem::listing() {

@@ -59,11 +59,11 @@ class RangeSink {
 
   Status finish() const {
     if (problem_.empty() && received_ == into_.size()) return {};
-    return fail(Error{.kind = ErrorKind::kIo,
-                      .message = fmt::format("cannot read the object: {}",
-                                             problem_.empty() ? "the answer is shorter than the range that was asked for"
-                                                              : problem_),
-                      .retryable = true});
+    return fail(Error{
+        .kind = ErrorKind::kIo,
+        .message = fmt::format("cannot read the object: {}",
+                               problem_.empty() ? "the answer is shorter than the range that was asked for" : problem_),
+        .retryable = true});
   }
 
  private:
@@ -180,7 +180,8 @@ Result<ObjectPage> parse_object_page(const XmlElement& root) {
     if (child.name == "Contents") {
       const auto size = child.number_of("Size");
       const std::string key = child.text_of("Key");
-      if (key.empty() || !size) return fail(ErrorKind::kCorrupt, "the object store lists an object without a name or size");
+      if (key.empty() || !size)
+        return fail(ErrorKind::kCorrupt, "the object store lists an object without a name or size");
       page.objects.push_back({decoded(key), *size});
     } else if (child.name == "CommonPrefixes") {
       page.prefixes.push_back(decoded(child.text_of("Prefix")));
@@ -188,15 +189,16 @@ Result<ObjectPage> parse_object_page(const XmlElement& root) {
   }
   if (root.text_of("IsTruncated") == "true") {
     page.next = root.text_of("NextContinuationToken");
-    if (page.next.empty()) return fail(ErrorKind::kCorrupt, "the object store's list is cut short without a continuation");
+    if (page.next.empty())
+      return fail(ErrorKind::kCorrupt, "the object store's list is cut short without a continuation");
   }
   return page;
 }
 
 Result<ObjectPage> ObjectClient::list_page(const std::string& prefix, std::string_view delimiter, unsigned max_keys,
                                            const std::string& token) {
-  Query query{{"list-type", "2"}, {"prefix", prefix}, {"max-keys", fmt::format("{}", max_keys)},
-              {"encoding-type", "url"}};
+  Query query{
+      {"list-type", "2"}, {"prefix", prefix}, {"max-keys", fmt::format("{}", max_keys)}, {"encoding-type", "url"}};
   if (!delimiter.empty()) query.emplace_back("delimiter", delimiter);
   if (!token.empty()) query.emplace_back("continuation-token", token);
   SW_ASSIGN(const XmlElement root,

@@ -93,11 +93,11 @@ Status ObjectUpload::finish() {
     const auto size = client_.size_of(key_);
     if (!size) return completed ? fail(size.error()) : completed;
     if (*size != size_bytes_) {
-      return fail(Error{.kind = ErrorKind::kIo,
-                        .message = fmt::format("the object has {} bytes after the upload instead of {}", *size,
-                                               size_bytes_),
-                        .path = client_.path_of(key_),
-                        .retryable = true});
+      return fail(
+          Error{.kind = ErrorKind::kIo,
+                .message = fmt::format("the object has {} bytes after the upload instead of {}", *size, size_bytes_),
+                .path = client_.path_of(key_),
+                .retryable = true});
     }
   }
   return {};

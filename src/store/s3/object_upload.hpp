@@ -1,5 +1,5 @@
-// ObjectUpload: a file on its way into an object store. A file of at most one part goes with one PutObject, a larger one
-// with a multipart upload. The server keeps the upload's id and parts: a later try lists them and goes on.
+// ObjectUpload: a file on its way into an object store. A file of at most one part goes with one PutObject, a larger
+// one with a multipart upload. The server keeps the upload's id and parts: a later try lists them and goes on.
 // Owner, thread rule, lifetime: os/file_upload.hpp.
 #pragma once
 

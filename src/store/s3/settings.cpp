@@ -35,7 +35,8 @@ Section read_section(const std::string& path, const std::string& name) {
     const std::string_view text = without_spaces(line);
     if (text.empty() || text.starts_with('#') || text.starts_with(';')) continue;
     if (text.starts_with('[')) {
-      std::string_view title = without_spaces(text.substr(1, text.find(']') == text.npos ? text.npos : text.find(']') - 1));
+      std::string_view title =
+          without_spaces(text.substr(1, text.find(']') == text.npos ? text.npos : text.find(']') - 1));
       if (title.starts_with("profile ")) title = without_spaces(title.substr(8));
       inside = title == name;
       continue;
@@ -76,7 +77,8 @@ std::string value_of(const Section& section, const char* name) {
 
 bool is_address(std::string_view host) {  // of IP, or this machine: no bucket can stand before it
   const std::string_view name = host.substr(0, host.find(':'));
-  return host.starts_with('[') || name == "localhost" || name.find_first_not_of("0123456789.") == std::string_view::npos;
+  return host.starts_with('[') || name == "localhost" ||
+         name.find_first_not_of("0123456789.") == std::string_view::npos;
 }
 
 // What stands in a header must not end it.
@@ -105,8 +107,7 @@ std::string StoreAddress::url(std::string_view key, const Query& query) const {
                      canonical_query(query));
 }
 
-Result<StoreAddress> find_address(const S3Options& options, const std::string& bucket,
-                                  const Environment& environment) {
+Result<StoreAddress> find_address(const S3Options& options, const std::string& bucket, const Environment& environment) {
   const Section profile = read_profile(options, environment);
   const auto first = [](std::initializer_list<std::string> values) {
     for (const std::string& value : values)
@@ -151,7 +152,8 @@ Result<Credentials> find_credentials(const S3Options& options, const Environment
                             profile_path(environment, "AWS_SHARED_CREDENTIALS_FILE", "credentials")));
   }
   if (!is_header_text(found.access_key) || !is_header_text(found.session_token))
-    return fail(ErrorKind::kPermission, "the credentials for the object store hold characters that no header can carry");
+    return fail(ErrorKind::kPermission,
+                "the credentials for the object store hold characters that no header can carry");
   return found;
 }
 

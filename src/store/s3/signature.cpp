@@ -61,14 +61,13 @@ Headers sign(const SignedRequest& request, const Credentials& credentials) {
   // 3. The key of that day, region and service, and the signature.
   const std::string first_key = "AWS4" + credentials.secret_key;
   Sha256 key = hmac_sha256(std::as_bytes(std::span(first_key)), day);
-  for (const std::string_view step : {std::string_view(request.region), std::string_view("s3"),
-                                      std::string_view("aws4_request")})
+  for (const std::string_view step :
+       {std::string_view(request.region), std::string_view("s3"), std::string_view("aws4_request")})
     key = hmac_sha256(key, step);
   const std::string signature = to_hex(hmac_sha256(key, to_sign));
 
-  headers.emplace_back("authorization",
-                       fmt::format("AWS4-HMAC-SHA256 Credential={}/{}, SignedHeaders={}, Signature={}",
-                                   credentials.access_key, scope, signed_names, signature));
+  headers.emplace_back("authorization", fmt::format("AWS4-HMAC-SHA256 Credential={}/{}, SignedHeaders={}, Signature={}",
+                                                    credentials.access_key, scope, signed_names, signature));
   return headers;
 }
 

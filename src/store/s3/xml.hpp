@@ -1,5 +1,5 @@
-// Reads the small XML that object stores answer with. Untrusted input: bounded depth and number of elements, no document
-// types, no entities but the five of XML and character numbers. Attributes and comments are passed over.
+// Reads the small XML that object stores answer with. Untrusted input: bounded depth and number of elements, no
+// document types, no entities but the five of XML and character numbers. Attributes and comments are passed over.
 // Pure functions; any thread.
 #pragma once
 
@@ -18,8 +18,8 @@ struct XmlElement {
   std::string text;  // directly inside it
   std::vector<XmlElement> children;
 
-  [[nodiscard]] const XmlElement* find(std::string_view child) const;   // the first of that name
-  [[nodiscard]] std::string text_of(std::string_view child) const;      // empty if there is none
+  [[nodiscard]] const XmlElement* find(std::string_view child) const;  // the first of that name
+  [[nodiscard]] std::string text_of(std::string_view child) const;     // empty if there is none
   [[nodiscard]] std::optional<std::uint64_t> number_of(std::string_view child) const;
 };
 

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "os/durable.hpp"
 #include "store/s3/multipart.hpp"
 #include "store/s3/object_client.hpp"
 #include "store/s3/object_file_system.hpp"
@@ -14,7 +15,6 @@
 #include "support/http_server.hpp"
 #include "version/catalog.hpp"
 #include "version/version_store.hpp"
-#include "os/durable.hpp"
 
 namespace slackwater::s3 {
 namespace {
@@ -23,7 +23,9 @@ using test::HttpServer;
 using test::WebAnswer;
 using test::WebRequest;
 
-std::string error_xml(const std::string& code) { return "<Error><Code>" + code + "</Code><Message>m</Message></Error>"; }
+std::string error_xml(const std::string& code) {
+  return "<Error><Code>" + code + "</Code><Message>m</Message></Error>";
+}
 
 std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
 
@@ -166,8 +168,9 @@ TEST_F(ObjectStoreTest, TriesAgainAfterPassingFaults) {
   objects_["k"] = "0123456789";
   const auto store = client();
   for (const WebAnswer& wrong :
-       {WebAnswer{.status = 500, .body = error_xml("InternalError")}, WebAnswer{.status = 503, .body = error_xml("SlowDown")},
-        WebAnswer{.status = 429}, WebAnswer{.status = 400, .body = error_xml("RequestTimeout")}, WebAnswer{.no_answer = true}}) {
+       {WebAnswer{.status = 500, .body = error_xml("InternalError")},
+        WebAnswer{.status = 503, .body = error_xml("SlowDown")}, WebAnswer{.status = 429},
+        WebAnswer{.status = 400, .body = error_xml("RequestTimeout")}, WebAnswer{.no_answer = true}}) {
     first(2, "GET", wrong);
     std::string text(4, ' ');
     const Status read = store->read("k", std::as_writable_bytes(std::span(text)), 3, 10);
@@ -201,10 +204,11 @@ TEST_F(ObjectStoreTest, DoesNotRepeatWhatCannotSucceed) {
 TEST_F(ObjectStoreTest, AReadThatBreaksOffGoesOnWhereItStopped) {
   objects_["k"] = std::string(100'000, 'x') + "end";
   const auto store = client();
-  first(1, "GET", {.status = 206,
-                   .body = objects_["k"],
-                   .headers = {{"Content-Range", "bytes 0-100002/100003"}},
-                   .sent_of_body = 50'000});
+  first(1, "GET",
+        {.status = 206,
+         .body = objects_["k"],
+         .headers = {{"Content-Range", "bytes 0-100002/100003"}},
+         .sent_of_body = 50'000});
   std::string text(100'003, ' ');
   ASSERT_TRUE(store->read("k", std::as_writable_bytes(std::span(text)), 0, text.size()));
   EXPECT_EQ(text, objects_["k"]);
@@ -308,9 +312,9 @@ TEST_F(ObjectStoreTest, AnUploadGoesOnWhereAnEarlierOneStopped) {
   const std::string bytes(20u << 20, 'p');
   const auto send_all = [&](FileUpload& upload, std::uint32_t parts) {
     for (std::uint32_t part = 0; part < parts; ++part) {
-      const std::array pieces{bytes_of(bytes).subspan(part * upload.part_bytes(),
-                                                      std::min<std::size_t>(upload.part_bytes(),
-                                                                            bytes.size() - part * upload.part_bytes()))};
+      const std::array pieces{bytes_of(bytes).subspan(
+          part * upload.part_bytes(),
+          std::min<std::size_t>(upload.part_bytes(), bytes.size() - part * upload.part_bytes()))};
       ASSERT_TRUE(upload.send(part, pieces));
     }
   };
@@ -364,7 +368,8 @@ TEST_F(ObjectStoreTest, AWholeScanTakesOneList) {
 TEST_F(ObjectStoreTest, PublishesExclusivelyWithoutLeavingPrivateNames) {
   const auto fs = file_system();
   ASSERT_TRUE(publish_exclusively(*fs, "s3://b/run", "manifest.json", "one", "u1"));
-  EXPECT_EQ(publish_exclusively(*fs, "s3://b/run", "manifest.json", "two", "u2").error().kind, ErrorKind::kAlreadyExists);
+  EXPECT_EQ(publish_exclusively(*fs, "s3://b/run", "manifest.json", "two", "u2").error().kind,
+            ErrorKind::kAlreadyExists);
   EXPECT_EQ(objects_, (std::map<std::string, std::string>{{"run/manifest.json", "one"}}));
 }
 

@@ -120,8 +120,9 @@ class S3Settings : public testing::Test {
 };
 
 TEST_F(S3Settings, CredentialsComeFromTheNamedProfileThenTheEnvironmentThenTheFile) {
-  write("credentials", "[default]\naws_access_key_id = FILE\naws_secret_access_key=S1\n\n# note\n[other]\n"
-                       "aws_access_key_id=OTHER\naws_secret_access_key = S2\naws_session_token = T\n");
+  write("credentials",
+        "[default]\naws_access_key_id = FILE\naws_secret_access_key=S1\n\n# note\n[other]\n"
+        "aws_access_key_id=OTHER\naws_secret_access_key = S2\naws_session_token = T\n");
   EXPECT_EQ(find_credentials({}, environment())->access_key, "FILE");
   variables_["AWS_PROFILE"] = "other";
   EXPECT_EQ(*find_credentials({}, environment()), (Credentials{"OTHER", "S2", "T"}));
@@ -179,7 +180,8 @@ TEST(S3Xml, RefusesWhatItDoesNotKnow) {
   for (const std::string& wrong :
        {std::string(""), std::string("text"), std::string("<a>"), std::string("<a></b>"), std::string("<a/><b/>"),
         std::string("<!DOCTYPE a [<!ENTITY x 'y'>]><a>&x;</a>"), std::string("<a>&x;</a>"), std::string("<a>&#0;</a>"),
-        std::string("<a>&#xD800;</a>"), std::string("<a b></a>"), std::string("<a b=c></a>"), std::string("<a>&"), deep})
+        std::string("<a>&#xD800;</a>"), std::string("<a b></a>"), std::string("<a b=c></a>"), std::string("<a>&"),
+        deep})
     EXPECT_EQ(parse_xml(wrong).error().kind, ErrorKind::kCorrupt) << wrong;
 }
 
