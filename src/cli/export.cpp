@@ -137,9 +137,11 @@ Verb add_export(CLI::App& parser) {
   verb->add_option("TARGET", arguments->target, "Directory to write to; with --torch, a file")->required();
   CLI::Option* torch = verb->add_flag("--torch", arguments->torch, "One file for torch.load");
   verb->add_flag("--dcp", arguments->dcp, "A directory for torch.distributed.checkpoint.load")->excludes(torch);
-  verb->add_option("--only", arguments->only, "Names to export, such as 'model.*'; may be repeated")->allow_extra_args(false);
+  verb->add_option("--only", arguments->only, "Names to export, such as 'model.*'; may be repeated")
+      ->allow_extra_args(false);
   verb->add_option("--exclude", arguments->exclude, "Names to leave out; may be repeated")->allow_extra_args(false);
-  verb->add_option("--map", arguments->map, "Rename tensors: OLD=NEW, such as 'model.='; may be repeated")->allow_extra_args(false);
+  verb->add_option("--map", arguments->map, "Rename tensors: OLD=NEW, such as 'model.='; may be repeated")
+      ->allow_extra_args(false);
   verb->add_option("--dtype", arguments->dtype, "Convert floating-point tensors: bf16, fp16 or fp32");
   verb->add_option("--shard-size", arguments->shard_size, "Largest file, such as 2GB (default: 5GB); not for --torch");
   verb->add_flag("--force", arguments->force, "Replace what an earlier export wrote there");

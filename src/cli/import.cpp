@@ -1,9 +1,10 @@
 #include "formats/import.hpp"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <memory>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <fmt/format.h>
@@ -20,9 +21,9 @@ namespace slackwater::cli {
 namespace {
 
 constexpr const char* kImportFooter =
-    R"(SOURCE is a file of torch.save, a .safetensors file, a model.safetensors.index.json, or a directory: a Hugging Face
-model, or a checkpoint of torch.distributed.checkpoint (DCP). No pickle is run. What only running code from the file
-could rebuild is an error that names it; choose what to import with --only and --exclude.
+    R"(SOURCE is a file of torch.save, a .safetensors file, a model.safetensors.index.json, or a directory: a Hugging
+Face model, or a checkpoint of torch.distributed.checkpoint (DCP). No pickle is run. What only running code from the
+file could rebuild is an error that names it; choose what to import with --only and --exclude.
 
 The result is a committed checkpoint as any other: restore(), sw.load(), ls, show and verify take it. DIR may hold
 checkpoints of earlier steps.
@@ -56,7 +57,7 @@ extern "C" void on_bus_error(int) {
 }
 
 int run_import(const ImportArguments& arguments) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = on_bus_error;
   ::sigaction(SIGBUS, &action, nullptr);
   formats::ImportOptions options{
@@ -82,12 +83,9 @@ int run_import(const ImportArguments& arguments) {
                formats::to_string(imported->format));
     return kFine;
   }
-  OrderedJson result{{"source", arguments.source},
-                     {"format", std::string(formats::to_string(imported->format))},
-                     {"directory", arguments.directory},
-                     {"step", imported->step},
-                     {"tensors", imported->tensors},
-                     {"size_bytes", imported->size_bytes}};
+  OrderedJson result{{"source", arguments.source},       {"format", std::string(formats::to_string(imported->format))},
+                     {"directory", arguments.directory}, {"step", imported->step},
+                     {"tensors", imported->tensors},     {"size_bytes", imported->size_bytes}};
   if (const auto versions = list_versions(arguments.directory); versions && !versions->empty())
     result["version"] = version_json(versions->back());
   fmt::print("{}\n", dump(result));
@@ -103,7 +101,8 @@ Verb add_import(CLI::App& parser) {
   verb->add_option("DIR", arguments->directory, "Directory of checkpoints; made if it is missing")->required();
   verb->add_option("--step", arguments->step, "Step to save it as (default: 0)");
   verb->add_option("--as", arguments->as, "Put what the file holds under this key of the state");
-  verb->add_option("--only", arguments->only, "Names to import, such as 'model.*'; may be repeated")->allow_extra_args(false);
+  verb->add_option("--only", arguments->only, "Names to import, such as 'model.*'; may be repeated")
+      ->allow_extra_args(false);
   verb->add_option("--exclude", arguments->exclude, "Names to leave out; may be repeated")->allow_extra_args(false);
   verb->add_flag("--no-crc", arguments->no_crc, "Do not compare the checksums of a torch.save file");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");

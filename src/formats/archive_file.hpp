@@ -1,5 +1,5 @@
-// ArchivePlan: one value of the tree as an archive of torch.save, and the tensors that its storages come from. A file of
-// torch.save is one archive; a .distcp file of DCP is several, one behind the other.
+// ArchivePlan: one value of the tree as an archive of torch.save, and the tensors that its storages come from. A file
+// of torch.save is one archive; a .distcp file of DCP is several, one behind the other.
 // One thread; plain values.
 #pragma once
 

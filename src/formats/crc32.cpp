@@ -18,8 +18,7 @@ constexpr Tables make_tables() {
     tables[0][i] = value;
   }
   for (std::size_t k = 1; k < kSlices; ++k)
-    for (std::size_t i = 0; i < 256; ++i)
-      tables[k][i] = (tables[k - 1][i] >> 8) ^ tables[0][tables[k - 1][i] & 255];
+    for (std::size_t i = 0; i < 256; ++i) tables[k][i] = (tables[k - 1][i] >> 8) ^ tables[0][tables[k - 1][i] & 255];
   return tables;
 }
 

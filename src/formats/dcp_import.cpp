@@ -60,8 +60,8 @@ class DcpReader {
     if (branch.item != nullptr) return read_item(*branch.item, name);
     if (branch.is_list) return read_list(branch, name);
     const std::vector<std::string> names = child_names(name, branch.keys, [&] {
-      return std::ranges::any_of(
-          branch.children, [](const Branch& child) { return child.item == nullptr && child.holds_tensors(); });
+      return std::ranges::any_of(branch.children,
+                                 [](const Branch& child) { return child.item == nullptr && child.holds_tensors(); });
     });
     TreeNode made = TreeNode::object();
     for (std::size_t i = 0; i < branch.children.size(); ++i) {

@@ -121,10 +121,10 @@ class MetadataParser {
         return corrupt("'{}' lies outside of the directory", name->text);
       const PickleNode* transforms = optional_field(info, "transform_descriptors");
       if (transforms != nullptr && !transforms->items.empty()) {
-        return fail(ErrorKind::kUnsupported,
-                    fmt::format("'{}' was written with a transform (such as compression), which is not supported",
-                                name->text),
-                    path_);
+        return fail(
+            ErrorKind::kUnsupported,
+            fmt::format("'{}' was written with a transform (such as compression), which is not supported", name->text),
+            path_);
       }
       places_[{std::string(name->text), std::move(at)}] = {.file = std::string(file->text),
                                                            .offset = static_cast<std::uint64_t>(begin->number),
@@ -168,7 +168,8 @@ class MetadataParser {
         graph_.at(properties.state).items.empty())
       return corrupt("tensor '{}' has no properties", name);
     const PickleNode& dtype = graph_.at(graph_.at(properties.state).items[0]);
-    if (dtype.kind != Kind::kGlobal || !dtype.text.starts_with("torch.")) return corrupt("tensor '{}' has no dtype", name);
+    if (dtype.kind != Kind::kGlobal || !dtype.text.starts_with("torch."))
+      return corrupt("tensor '{}' has no dtype", name);
     auto known = dtype_from_name(dtype.text.substr(6));
     if (known) return *known;
     return fail(ErrorKind::kUnsupported, fmt::format("{} (tensor '{}')", known.error().message, name), path_);

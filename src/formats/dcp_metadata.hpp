@@ -29,12 +29,12 @@ struct DcpChunk {
 };
 
 struct DcpItem {
-  std::string name;                   // flat, with dots
-  std::vector<TreeNode> path;         // keys and list indices that lead to it; at least one
-  std::optional<DType> dtype;         // none: a plain value
-  std::vector<std::int64_t> shape;    // of a tensor
-  std::vector<DcpChunk> chunks;       // of a tensor
-  std::optional<DcpPlace> value;      // of a plain value
+  std::string name;                 // flat, with dots
+  std::vector<TreeNode> path;       // keys and list indices that lead to it; at least one
+  std::optional<DType> dtype;       // none: a plain value
+  std::vector<std::int64_t> shape;  // of a tensor
+  std::vector<DcpChunk> chunks;     // of a tensor
+  std::optional<DcpPlace> value;    // of a plain value
 };
 
 [[nodiscard]] Result<std::vector<DcpItem>> parse_dcp_metadata(std::string_view bytes, const std::string& path);

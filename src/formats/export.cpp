@@ -66,9 +66,8 @@ Result<std::vector<ExportItem>> export_items(const Checkpoint& checkpoint, const
                             info.name, name));
   }
   if (items.empty()) {
-    return fail(ErrorKind::kNotFound,
-                fmt::format("no tensor of step {} is selected; slackwater show lists their names",
-                            checkpoint.version().step));
+    return fail(ErrorKind::kNotFound, fmt::format("no tensor of step {} is selected; slackwater show lists their names",
+                                                  checkpoint.version().step));
   }
   if (others > 0)
     report.notes.push_back(fmt::format("{} tensors belong to single ranks; those of rank 0 are exported", others));

@@ -1,6 +1,6 @@
 // Exports one version to a format that other tools read: a Hugging Face set of safetensors files, a file of torch.save,
-// or a directory of torch.distributed.checkpoint. Reads are verified, memory is bounded, and a crash leaves nothing that
-// looks complete.
+// or a directory of torch.distributed.checkpoint. Reads are verified, memory is bounded, and a crash leaves nothing
+// that looks complete.
 // Thread rule: one thread. Takes no lock on the checkpoint.
 #pragma once
 
@@ -24,7 +24,8 @@ struct ExportOptions {
   TargetFormat format = TargetFormat::kHuggingFace;
   Selection selected;
   NameMap map;
-  bool flat = false;  // torch and DCP: one dict of tensors by their (mapped) names, instead of the state as it was saved
+  bool flat =
+      false;  // torch and DCP: one dict of tensors by their (mapped) names, instead of the state as it was saved
   std::optional<DType> dtype;  // of floating-point tensors; none: as they are
   std::uint64_t shard_bytes = 5'000'000'000;
   bool force = false;  // replace what an earlier export left there

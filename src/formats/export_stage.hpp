@@ -1,6 +1,6 @@
 // ExportStage: a private directory beside what is exported, where files are written and synced before they get their
 // final names. A crash leaves nothing that looks complete: the file that makes a set complete gets its name last.
-// Holds a lock, so that two exports to one place do not mix. What an export that was killed left is removed by the next.
+// Holds a lock, so that two exports to one place do not mix. What a killed export left is removed by the next.
 // Thread rule: one thread. Lifetime: the FileSystem outlives it. The destructor removes the private directory.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Converts floating-point tensors as torch's tensor.to(dtype) does: to the nearest value, ties to even, through float32.
+// Converts floating-point tensors as tensor.to(dtype) of torch does: through float32, to the nearest value, ties to
+// even.
 // Pure functions; any thread.
 #pragma once
 

@@ -35,8 +35,8 @@ std::vector<HfShard> make_shards(std::vector<ExportItem> items, std::uint64_t mo
     shards.back().items.push_back(std::move(item));
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
-    shards[i].file = shards.size() == 1 ? kWeightsFile
-                                        : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    shards[i].file =
+        shards.size() == 1 ? kWeightsFile : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     // Larger elements first, so that every tensor is aligned.
     std::ranges::stable_sort(shards[i].items, std::greater(),
                              [](const ExportItem& item) { return item_bytes(item.source.to); });
@@ -121,8 +121,8 @@ Status export_hugging_face(const ExportContext& context) {
   SW_ASSIGN(const auto stage, ExportStage::open(context.fs, context.to, ".slackwater-export"));
   SW_ASSIGN(std::vector<std::string> old, stage->existing(is_weights_file));
   if (!old.empty() && !context.options.force) {
-    return fail(ErrorKind::kAlreadyExists,
-                fmt::format("there are weights already ({}); --force replaces them", old[0]), context.to);
+    return fail(ErrorKind::kAlreadyExists, fmt::format("there are weights already ({}); --force replaces them", old[0]),
+                context.to);
   }
   std::vector<std::string> names;
   for (const HfShard& shard : shards) {
@@ -139,9 +139,8 @@ Status export_hugging_face(const ExportContext& context) {
   }
   // What makes the old set complete goes first. One file that is replaced by one file needs no removal.
   if (shards.size() == 1) std::erase(old, kWeightsFile);
-  std::ranges::stable_partition(old, [](const std::string& name) {
-    return name == kWeightsFile || name == kWeightsIndex;
-  });
+  std::ranges::stable_partition(old,
+                                [](const std::string& name) { return name == kWeightsFile || name == kWeightsIndex; });
   SW_TRY(stage->remove(old));
   return stage->publish(names);
 }

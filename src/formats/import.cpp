@@ -68,10 +68,13 @@ Result<Imported> import_checkpoint(const std::string& from, const std::string& d
   SW_ASSIGN(const std::uint64_t size_bytes, total_bytes(source, from));
   if (options.check_crc) SW_TRY(check_records(source, progress));
 
-  SW_ASSIGN(Engine engine, Engine::open({.path = directory, .pool_bytes = kImportPoolBytes, .keep = 0,
-                                         .run_name = "slackwater import", .log = options.log}));
-  const Imported imported{.format = source.format, .step = options.step, .tensors = source.tensors.size(),
-                          .size_bytes = size_bytes};
+  SW_ASSIGN(Engine engine, Engine::open({.path = directory,
+                                         .pool_bytes = kImportPoolBytes,
+                                         .keep = 0,
+                                         .run_name = "slackwater import",
+                                         .log = options.log}));
+  const Imported imported{
+      .format = source.format, .step = options.step, .tensors = source.tensors.size(), .size_bytes = size_bytes};
   State state;
   state.tensors = std::move(source.tensors);
   state.tree = tree_text(source.tree);

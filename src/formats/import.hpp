@@ -1,5 +1,5 @@
-// Imports a file or directory of another format as one committed version, through the engine: atomic and checksummed, as
-// every other version. Memory stays bounded: tensors are copied from mapped files into a pool of fixed size.
+// Imports a file or directory of another format as one committed version, through the engine: atomic and checksummed,
+// as every other version. Memory stays bounded: tensors are copied from mapped files into a pool of fixed size.
 // Thread rule: one thread. Takes the lock of the directory for as long as it runs.
 #pragma once
 

@@ -31,7 +31,7 @@ Result<MappedFile> MappedFile::open(const std::string& path) {
   // Links are followed: a hub's cache consists of them.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) return fail(error_from_errno(errno, "cannot open the file", path));
-  struct stat found {};
+  struct stat found{};
   if (::fstat(file.get(), &found) != 0) return fail(error_from_errno(errno, "cannot look at the file", path));
   if (!S_ISREG(found.st_mode)) return fail(ErrorKind::kCorrupt, "this is not a regular file", path);
   const auto size = static_cast<std::size_t>(found.st_size);

@@ -1,5 +1,5 @@
-// MappedFile: a file to import, mapped read-only. Its pages come and go with the page cache, so a file of any size takes
-// no memory that could not be given back.
+// MappedFile: a file to import, mapped read-only. Its pages come and go with the page cache, so a file of any size
+// takes no memory that could not be given back.
 // Move-only. Lifetime: what points into bytes() must not outlive it. A file that shrinks while it is mapped, or a disk
 // that cannot be read, ends the process with SIGBUS: the verb that imports turns that into a message.
 #pragma once

@@ -15,7 +15,7 @@ namespace slackwater::formats {
 namespace {
 
 constexpr std::size_t kMaxPushes = 4 * kMaxPickleNodes;  // references count too
-constexpr std::size_t kMaxMarks = 10'000;  // open containers
+constexpr std::size_t kMaxMarks = 10'000;                // open containers
 constexpr std::size_t kMaxGlobalName = 1'000;
 
 // Python 2 called these modules otherwise, and protocol 2 still does.
@@ -100,19 +100,19 @@ class PickleGraph::Machine {
       case 'r': return remember<std::uint32_t>();
       case 0x94: return remember_as(static_cast<std::uint32_t>(memo_.size()));
       default:
-        return fail(ErrorKind::kUnsupported,
-                    fmt::format("the pickle has the opcode {:#04x} at byte {}, which no weights file needs", opcode,
-                                at_ - 1),
-                    path_);
+        return fail(
+            ErrorKind::kUnsupported,
+            fmt::format("the pickle has the opcode {:#04x} at byte {}, which no weights file needs", opcode, at_ - 1),
+            path_);
     }
   }
 
   template <class... Args>
   std::unexpected<Error> corrupt(fmt::format_string<Args...> format, Args&&... args) const {
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("the pickle is damaged near byte {}: {}", at_,
-                            fmt::format(format, std::forward<Args>(args)...)),
-                path_);
+    return fail(
+        ErrorKind::kCorrupt,
+        fmt::format("the pickle is damaged near byte {}: {}", at_, fmt::format(format, std::forward<Args>(args)...)),
+        path_);
   }
 
   // Reading

@@ -24,17 +24,28 @@ inline constexpr NodeId kNoNode = 0xffffffff;
 
 struct PickleNode {
   enum class Kind : std::uint8_t {
-    kNone, kBool, kInt, kBigInt, kFloat, kText, kBytes, kByteArray,
-    kList, kTuple, kDict, kSet, kFrozenSet,
+    kNone,
+    kBool,
+    kInt,
+    kBigInt,
+    kFloat,
+    kText,
+    kBytes,
+    kByteArray,
+    kList,
+    kTuple,
+    kDict,
+    kSet,
+    kFrozenSet,
     kGlobal,      // text: "module.name"
     kCall,        // the result of calling `callable` with `arguments`
     kPersistent,  // something outside the pickle, which items[0] describes
   };
 
   Kind kind = Kind::kNone;
-  bool pairs = false;  // of a call: items are keys and values that were set on the result, else appended to it
-  std::int64_t number = 0;  // kBool, kInt
-  double real = 0;          // kFloat
+  bool pairs = false;          // of a call: items are keys and values that were set on the result, else appended to it
+  std::int64_t number = 0;     // kBool, kInt
+  double real = 0;             // kFloat
   std::string_view text = {};  // kText (UTF-8, or with surrogates), kBytes, kBigInt (little-endian two's complement)
   std::vector<NodeId> items = {};  // of a container; keys and values take turns in a dict
   NodeId callable = kNoNode;

@@ -24,13 +24,13 @@ class PickleWriter {
   void global(std::string_view module, std::string_view name);
 
   void mark() { out_ += '('; }
-  void tuple() { out_ += 't'; }         // of all since the mark
+  void tuple() { out_ += 't'; }  // of all since the mark
   void empty_tuple() { out_ += ')'; }
   void empty_list() { out_ += ']'; }
   void append_items() { out_ += 'e'; }  // all since the mark, to the list below it
   void empty_dict() { out_ += '}'; }
-  void set_items() { out_ += 'u'; }     // keys and values since the mark, in the dict below it
-  void call() { out_ += 'R'; }          // the callable below the tuple of arguments
+  void set_items() { out_ += 'u'; }  // keys and values since the mark, in the dict below it
+  void call() { out_ += 'R'; }       // the callable below the tuple of arguments
   void new_object() { out_ += '\x81'; }
   void set_state() { out_ += 'b'; }
   void persistent() { out_ += 'Q'; }

@@ -19,7 +19,7 @@ namespace stdfs = std::filesystem;
 constexpr std::uint64_t kMaxIndexBytes = 100'000'000;
 
 struct Weights {
-  std::vector<std::string> files;            // paths
+  std::vector<std::string> files;             // paths
   std::map<std::string, std::string> wanted;  // by tensor: the path of its file. Empty: all tensors of all files
 };
 
@@ -58,8 +58,9 @@ Result<Weights> find_weights(const std::string& directory, ImportSource& source)
   if (error) return fail(ErrorKind::kIo, fmt::format("cannot list the directory: {}", error.message()), directory);
   if (indexes.size() > 1) {
     std::ranges::sort(indexes);
-    return fail(ErrorKind::kInvalidArgument, fmt::format("there are {} indexes; name one of them, such as {}",
-                                                         indexes.size(), indexes[0]), directory);
+    return fail(ErrorKind::kInvalidArgument,
+                fmt::format("there are {} indexes; name one of them, such as {}", indexes.size(), indexes[0]),
+                directory);
   }
   if (!indexes.empty()) return read_weight_map(indexes[0], source);
   std::ranges::sort(weights.files);
@@ -85,7 +86,8 @@ Status read_file(const std::string& path, const Weights& weights, ImportSource& 
   SW_ASSIGN(ParsedHeader header, parse_header(text.substr(8, header_size), bytes.size(), path));
   if (header.has_identity) {
     return fail(ErrorKind::kUnsupported,
-                "this file is a part of a Slackwater checkpoint already; use the checkpoint's directory as it is", path);
+                "this file is a part of a Slackwater checkpoint already; use the checkpoint's directory as it is",
+                path);
   }
   for (TensorInfo& info : header.tensors) {
     const auto expected = weights.wanted.find(info.name);

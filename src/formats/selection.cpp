@@ -55,9 +55,9 @@ Result<NameMap> NameMap::parse(const std::vector<std::string>& rules) {
     Rule made{rule.substr(0, middle), rule.substr(middle + 1)};
     const auto stars = std::ranges::count(made.from, '*');
     if (std::ranges::count(made.to, '*') > stars || stars > kMostStars) {
-      return fail(ErrorKind::kInvalidArgument,
-                  fmt::format("--map '{}' has more than {} stars, or more on the right than on the left", rule,
-                              kMostStars));
+      return fail(
+          ErrorKind::kInvalidArgument,
+          fmt::format("--map '{}' has more than {} stars, or more on the right than on the left", rule, kMostStars));
     }
     map.rules_.push_back(std::move(made));
   }

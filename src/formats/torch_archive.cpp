@@ -50,7 +50,8 @@ Result<TorchArchive> TorchArchive::open(std::span<const std::byte> bytes, const 
                 path);
   }
   if (const ZipRecord* order = zip.find(*prefix + "byteorder"); order != nullptr && as_text(order->bytes) != "little") {
-    return fail(ErrorKind::kUnsupported, "the file was written on a big-endian machine; save it again on another", path);
+    return fail(ErrorKind::kUnsupported, "the file was written on a big-endian machine; save it again on another",
+                path);
   }
   SW_ASSIGN(PickleGraph graph, PickleGraph::read(as_text(zip.find(*prefix + std::string(kPickleRecord))->bytes), path));
   return TorchArchive(std::move(zip), *prefix, std::move(graph), path);

@@ -20,12 +20,18 @@ struct TypedStorageName {
 };
 // Types that torch pickles with a storage class of their own. The others are untyped, with their dtype beside them.
 constexpr std::array kTypedStorages = {
-    TypedStorageName{DType::kF64, "DoubleStorage"},          TypedStorageName{DType::kF32, "FloatStorage"},
-    TypedStorageName{DType::kF16, "HalfStorage"},            TypedStorageName{DType::kBF16, "BFloat16Storage"},
-    TypedStorageName{DType::kI64, "LongStorage"},            TypedStorageName{DType::kI32, "IntStorage"},
-    TypedStorageName{DType::kI16, "ShortStorage"},           TypedStorageName{DType::kI8, "CharStorage"},
-    TypedStorageName{DType::kU8, "ByteStorage"},             TypedStorageName{DType::kBool, "BoolStorage"},
-    TypedStorageName{DType::kC128, "ComplexDoubleStorage"},  TypedStorageName{DType::kC64, "ComplexFloatStorage"},
+    TypedStorageName{DType::kF64, "DoubleStorage"},
+    TypedStorageName{DType::kF32, "FloatStorage"},
+    TypedStorageName{DType::kF16, "HalfStorage"},
+    TypedStorageName{DType::kBF16, "BFloat16Storage"},
+    TypedStorageName{DType::kI64, "LongStorage"},
+    TypedStorageName{DType::kI32, "IntStorage"},
+    TypedStorageName{DType::kI16, "ShortStorage"},
+    TypedStorageName{DType::kI8, "CharStorage"},
+    TypedStorageName{DType::kU8, "ByteStorage"},
+    TypedStorageName{DType::kBool, "BoolStorage"},
+    TypedStorageName{DType::kC128, "ComplexDoubleStorage"},
+    TypedStorageName{DType::kC64, "ComplexFloatStorage"},
 };
 
 constexpr std::array<std::string_view, 8> kDefaultFactories{"None", "list",  "dict", "set",
@@ -403,7 +409,7 @@ void write_tensor(PickleWriter& out, const PickledTensor& tensor) {
   out.integer(0);  // offset in the storage
   write_numbers(out, tensor.shape);
   write_numbers(out, strides);
-  out.boolean(false);  // requires_grad
+  out.boolean(false);                        // requires_grad
   out.global("collections", "OrderedDict");  // hooks
   out.empty_tuple();
   out.call();

@@ -34,7 +34,7 @@ using BeyondWeightsOnly = std::map<std::string, std::string>;
 [[nodiscard]] Status write_value(PickleWriter& out, const TreeNode& node, const std::string& name,
                                  const FindTensor& find_tensor, BeyondWeightsOnly& beyond);
 void write_tensor(PickleWriter& out, const PickledTensor& tensor);
-void write_dtype(PickleWriter& out, DType dtype);  // torch.float32
+void write_dtype(PickleWriter& out, DType dtype);                              // torch.float32
 void write_size(PickleWriter& out, std::span<const std::int64_t> dimensions);  // torch.Size((2, 3))
 
 // One archive of torch.save: the pickle, and one record for each storage.

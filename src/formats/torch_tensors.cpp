@@ -20,12 +20,18 @@ struct StorageName {
   DType dtype;
 };
 constexpr std::array kStorageNames = {
-    StorageName{"DoubleStorage", DType::kF64},          StorageName{"FloatStorage", DType::kF32},
-    StorageName{"HalfStorage", DType::kF16},            StorageName{"BFloat16Storage", DType::kBF16},
-    StorageName{"LongStorage", DType::kI64},            StorageName{"IntStorage", DType::kI32},
-    StorageName{"ShortStorage", DType::kI16},           StorageName{"CharStorage", DType::kI8},
-    StorageName{"ByteStorage", DType::kU8},             StorageName{"BoolStorage", DType::kBool},
-    StorageName{"ComplexDoubleStorage", DType::kC128},  StorageName{"ComplexFloatStorage", DType::kC64},
+    StorageName{"DoubleStorage", DType::kF64},
+    StorageName{"FloatStorage", DType::kF32},
+    StorageName{"HalfStorage", DType::kF16},
+    StorageName{"BFloat16Storage", DType::kBF16},
+    StorageName{"LongStorage", DType::kI64},
+    StorageName{"IntStorage", DType::kI32},
+    StorageName{"ShortStorage", DType::kI16},
+    StorageName{"CharStorage", DType::kI8},
+    StorageName{"ByteStorage", DType::kU8},
+    StorageName{"BoolStorage", DType::kBool},
+    StorageName{"ComplexDoubleStorage", DType::kC128},
+    StorageName{"ComplexFloatStorage", DType::kC64},
 };
 
 constexpr std::string_view kRebuildTensor = "torch._utils._rebuild_tensor";
@@ -153,10 +159,10 @@ Result<Tensor> TorchValues::tensor(std::string_view function, const std::vector<
     return corrupt(name, "is a tensor without its parts");
   // Bits that say "read me as the conjugate". Nobody else knows them, so the values would be wrong.
   if (arguments.size() > needed && !graph_.at(arguments[needed]).items.empty()) {
-    return fail(ErrorKind::kUnsupported,
-                fmt::format("tensor '{}' is a lazy conjugate or negation; save tensor.resolve_conj().resolve_neg()",
-                            name),
-                path_);
+    return fail(
+        ErrorKind::kUnsupported,
+        fmt::format("tensor '{}' is a lazy conjugate or negation; save tensor.resolve_conj().resolve_neg()", name),
+        path_);
   }
   SW_ASSIGN(const Storage found, storage(arguments[0], name));
   Tensor made;

@@ -70,7 +70,9 @@ TorchValues::TorchValues(const PickleGraph& graph, FindStorage find_storage, con
                          const std::string& path, std::vector<Tensor>& tensors)
     : graph_(graph), find_storage_(std::move(find_storage)), selected_(selected), path_(path), tensors_(tensors) {}
 
-Result<std::optional<TreeNode>> TorchValues::read(const std::string& name) { return convert(graph_.root_id(), name, 0); }
+Result<std::optional<TreeNode>> TorchValues::read(const std::string& name) {
+  return convert(graph_.root_id(), name, 0);
+}
 
 std::unexpected<Error> TorchValues::corrupt(const std::string& name, const char* what) const {
   return fail(ErrorKind::kCorrupt, fmt::format("the pickle is damaged: '{}' {}", name, what), path_);
@@ -241,8 +243,8 @@ Result<TreeNode> TorchValues::called_leaf(const PickleNode& node, const std::str
   const std::vector<NodeId>& arguments = graph_.arguments(node);
   const auto argument = [&](std::size_t index) -> const PickleNode& { return graph_.at(arguments[index]); };
   if (function == "builtins.set" || function == "builtins.frozenset") {
-    if (arguments.size() > 1 || (arguments.size() == 1 && argument(0).kind != Kind::kList &&
-                                 argument(0).kind != Kind::kTuple))
+    if (arguments.size() > 1 ||
+        (arguments.size() == 1 && argument(0).kind != Kind::kList && argument(0).kind != Kind::kTuple))
       return corrupt(name, "is a set of what is no list");
     SW_ASSIGN(auto items, leaves(arguments.empty() ? std::vector<NodeId>() : argument(0).items, name, depth));
     return TreeNode::tagged(function.substr(9), TreeNode::list(std::move(items)));

@@ -69,7 +69,7 @@ class TorchValues {
   const std::string& path_;
   std::vector<Tensor>& tensors_;
   std::unordered_map<NodeId, bool> tensors_below_;  // answers of holds_tensors_below()
-  std::size_t count_ = 0;  // of nodes made: shared ones are made again at each place
+  std::size_t count_ = 0;                           // of nodes made: shared ones are made again at each place
 };
 
 }  // namespace slackwater::formats

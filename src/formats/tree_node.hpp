@@ -15,9 +15,9 @@
 
 namespace slackwater::formats {
 
-inline constexpr std::size_t kMaxStateDepth = 100;        // of dicts, lists and tuples; deeper ones are refused
-inline constexpr std::size_t kMaxTreeDepth = 400;         // of JSON containers: a typed dict takes three levels
-inline constexpr std::size_t kMaxTreeNodes = 4'000'000;   // a node takes about 150 bytes of memory
+inline constexpr std::size_t kMaxStateDepth = 100;       // of dicts, lists and tuples; deeper ones are refused
+inline constexpr std::size_t kMaxTreeDepth = 400;        // of JSON containers: a typed dict takes three levels
+inline constexpr std::size_t kMaxTreeNodes = 4'000'000;  // a node takes about 150 bytes of memory
 inline constexpr std::int64_t kMaxExactInt = std::int64_t{1} << 53;  // larger numbers are {"$": "int", "v": "0x..."}
 
 struct TreeNode {
@@ -39,7 +39,7 @@ struct TreeNode {
   [[nodiscard]] static TreeNode object() { return {.kind = Kind::kObject}; }
   [[nodiscard]] static TreeNode tensor(std::string name);
   [[nodiscard]] static TreeNode tagged(std::string_view tag, TreeNode value);  // {"$": tag, "v": value}
-  void add(std::string key, TreeNode value);  // to an object
+  void add(std::string key, TreeNode value);                                   // to an object
 
   // "$t" or "$a" for a tensor, "tuple", "OrderedDict", ... for other typed nodes. Empty for JSON's own types.
   [[nodiscard]] std::string_view tag() const;

@@ -9,10 +9,10 @@
 namespace slackwater::formats {
 namespace {
 
-constexpr std::uint16_t kZipVersion = 45;           // the first with zip64
-constexpr std::uint16_t kUtf8Names = 0x0800;        // flag
-constexpr std::uint16_t kZipDate = 0x21;            // 1980-01-01: the same state always gives the same bytes
-constexpr std::uint16_t kPaddingExtra = 0x4246;     // "FB", as torch names its own padding
+constexpr std::uint16_t kZipVersion = 45;        // the first with zip64
+constexpr std::uint16_t kUtf8Names = 0x0800;     // flag
+constexpr std::uint16_t kZipDate = 0x21;         // 1980-01-01: the same state always gives the same bytes
+constexpr std::uint16_t kPaddingExtra = 0x4246;  // "FB", as torch names its own padding
 constexpr std::uint64_t kExtraHeaderBytes = 4;
 constexpr std::uint64_t kZip64SizesBytes = 16;
 
@@ -23,9 +23,7 @@ void append_number(std::string& out, Number number) {
 
 bool is_large(std::uint64_t number) { return number >= kZip32Limit; }
 
-std::uint32_t small_or_limit(std::uint64_t number) {
-  return static_cast<std::uint32_t>(std::min(number, kZip32Limit));
-}
+std::uint32_t small_or_limit(std::uint64_t number) { return static_cast<std::uint32_t>(std::min(number, kZip32Limit)); }
 
 }  // namespace
 

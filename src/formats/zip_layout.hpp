@@ -1,5 +1,6 @@
-// ZipLayout: where each record of a zip archive goes, before a byte is written. Records are stored uncompressed, and the
-// data of each begins at a multiple of 64 bytes from the start of the archive, as torch expects. zip64 where needed.
+// ZipLayout: where each record of a zip archive goes, before a byte is written. Records are stored uncompressed, and
+// the data of each begins at a multiple of 64 bytes from the start of the archive, as torch expects. zip64 where
+// needed.
 // One thread; plain values.
 //
 //   layout.add("archive/data.pkl", size);  ...           the sizes are known

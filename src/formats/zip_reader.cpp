@@ -51,7 +51,8 @@ class ZipParser {
   // The record whose entry begins at `at`, which moves on to the next one.
   Result<ZipRecord> read_entry(std::uint64_t& at, const CentralDirectory& directory) const {
     const std::uint64_t end = directory.offset + directory.size_bytes;
-    if (!fits_in(at, kZipEntryBytes, end) || signature(at) != kZipEntry) return corrupt("its list of records breaks off");
+    if (!fits_in(at, kZipEntryBytes, end) || signature(at) != kZipEntry)
+      return corrupt("its list of records breaks off");
     const auto name_bytes = number<std::uint16_t>(at + 28);
     const auto extra_bytes = number<std::uint16_t>(at + 30);
     const auto comment_bytes = number<std::uint16_t>(at + 32);

@@ -1,5 +1,5 @@
-// ZipReader: the records of a zip archive. It gives the bytes of those that are stored as they are, as torch.save stores
-// all of its own. zip64 included.
+// ZipReader: the records of a zip archive. It gives the bytes of those that are stored as they are, as torch.save
+// stores all of its own. zip64 included.
 // The bytes are untrusted: every offset is checked before it is used. Constant after open; any thread.
 // Lifetime: the bytes outlive the reader.
 #pragma once

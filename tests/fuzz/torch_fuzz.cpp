@@ -1,5 +1,5 @@
-// Files to import: an archive of torch.save, its pickle alone, and the metadata of DCP. The first byte chooses: 'z', 'p'
-// or 'm'; the rest is the input.
+// Files to import: an archive of torch.save, its pickle alone, and the metadata of DCP. The first byte chooses: 'z',
+// 'p' or 'm'; the rest is the input.
 #include <string>
 #include <vector>
 
@@ -49,9 +49,11 @@ void check_archive(std::string_view bytes) {
     if (*packed == 0) continue;
     std::int64_t last = 0;
     for (std::size_t d = 0; d < tensor.strides.size(); ++d) last += (tensor.shape[d] - 1) * tensor.strides[d];
-    const std::uint64_t reach = tensor.strides.empty() ? *packed : static_cast<std::uint64_t>(last + 1) * item_bytes(tensor.dtype);
+    const std::uint64_t reach =
+        tensor.strides.empty() ? *packed : static_cast<std::uint64_t>(last + 1) * item_bytes(tensor.dtype);
     const auto* const data = static_cast<const std::byte*>(tensor.data);
-    fuzz::require(data >= begin && reach <= bytes.size() && data + reach <= begin + bytes.size(), "a tensor lies in the file");
+    fuzz::require(data >= begin && reach <= bytes.size() && data + reach <= begin + bytes.size(),
+                  "a tensor lies in the file");
   }
   if (*tree) check_tree(**tree, tensors);
 }
@@ -75,8 +77,9 @@ void check_metadata(std::string_view bytes) {
   for (const DcpItem& item : *items) {
     fuzz::require(!item.path.empty(), "an item has a path");
     for (const DcpChunk& chunk : item.chunks)
-      fuzz::require(chunk.place.file.find("..") == std::string::npos || chunk.place.file.find("../") == std::string::npos,
-                    "files stay in the directory");
+      fuzz::require(
+          chunk.place.file.find("..") == std::string::npos || chunk.place.file.find("../") == std::string::npos,
+          "files stay in the directory");
   }
 }
 

@@ -73,7 +73,21 @@ def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 PLAIN: dict[str, Any] = {
-    "numbers": [0, 1, -1, 255, 256, 65536, -(1 << 31), 1 << 31, 1 << 53, (1 << 53) + 1, -(1 << 63), 1 << 200, -(1 << 90)],
+    "numbers": [
+        0,
+        1,
+        -1,
+        255,
+        256,
+        65536,
+        -(1 << 31),
+        1 << 31,
+        1 << 53,
+        (1 << 53) + 1,
+        -(1 << 63),
+        1 << 200,
+        -(1 << 90),
+    ],
     "floats": [0.0, -0.0, 1.0, 1e-300, 0.1, float("inf"), -float("inf"), 5e-324],
     "texts": ["", "é ∞ 😀", "a\nb\0c", "0"],
     "bytes": [b"", b"\x00\xff\x80", bytearray(b"\xfe\x01")],
@@ -188,7 +202,10 @@ def test_models_and_optimizers_are_restored_from_an_import(tmp_path: Path) -> No
         assert same(fresh.state_dict(), optim.state_dict())
         assert state["epoch"] == 3
         ckpt.save(41, state)  # the run goes on from there
-    assert [version["step"] for version in json.loads(run("ls", tmp_path / "run", "--json").stdout)["versions"]] == [40, 41]
+    assert [version["step"] for version in json.loads(run("ls", tmp_path / "run", "--json").stdout)["versions"]] == [
+        40,
+        41,
+    ]
 
 
 def test_a_bare_state_dict_gets_a_key_with_as(tmp_path: Path) -> None:
@@ -600,4 +617,7 @@ def test_a_later_step_is_never_replaced_by_an_import(tmp_path: Path) -> None:
     run("import", tmp_path / "in.pt", tmp_path / "run", "--step", 5)
     assert "up to step 5" in refused("import", tmp_path / "in.pt", tmp_path / "run", "--step", 5)
     run("import", tmp_path / "in.pt", tmp_path / "run", "--step", 6)
-    assert [version["step"] for version in json.loads(run("ls", tmp_path / "run", "--json").stdout)["versions"]] == [5, 6]
+    assert [version["step"] for version in json.loads(run("ls", tmp_path / "run", "--json").stdout)["versions"]] == [
+        5,
+        6,
+    ]

@@ -383,7 +383,7 @@ def test_torch_wins_over_the_environment_and_the_caller_over_both(
 ) -> None:
     environment(RANK="0", WORLD_SIZE="2")
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    monkeypatch.setattr(transport, "_distributed", lambda: job(dist.PrefixStore("job", server)))
+    monkeypatch.setattr(transport, "distributed", lambda: job(dist.PrefixStore("job", server)))
     found = find_ranks("auto", None, None)
     assert (found.rank, found.world) == (1, 4)
     found.store.set("ours", b"1")
@@ -402,7 +402,7 @@ def test_stores_without_a_second_client_give_way_to_the_directory(
 ) -> None:
     for store in (dist.HashStore(), dist.PrefixStore("p", dist.FileStore(str(tmp_path / "f"), 1)), object()):
         caplog.clear()
-        monkeypatch.setattr(transport, "_distributed", lambda store=store: job(store))
+        monkeypatch.setattr(transport, "distributed", lambda store=store: job(store))
         with caplog.at_level(logging.WARNING, "slackwater"):
             assert find_ranks("auto", None, None) == transport.Ranks(1, 4, None)
         assert len(caplog.records) == 1

@@ -1,4 +1,4 @@
-"""``Checkpointer.save_on_signal``: real processes that get a real signal. Each waits for what it needs, none for a time."""
+"""``Checkpointer.save_on_signal``: real processes that get a real signal, and wait for nothing but what they need."""
 
 from __future__ import annotations
 

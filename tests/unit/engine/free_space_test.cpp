@@ -1,6 +1,5 @@
 // The warning before the disk is full.
 #include "engine/free_space_watch.hpp"
-
 #include "unit/engine/faulty_engine_fixture.hpp"
 
 namespace slackwater::test {

@@ -29,7 +29,12 @@ TEST(Pickle, WhatIsWrittenIsReadAsTheSameValues) {
 }
 
 TEST(Pickle, ACallIsANodeAndNothingIsRun) {
-  const std::string bytes("\x80\x02" "cos\nsystem\n" "(X\x02\0\0\0lst" "R.", 24);
+  const std::string bytes(
+      "\x80\x02"
+      "cos\nsystem\n"
+      "(X\x02\0\0\0lst"
+      "R.",
+      24);
   const auto graph = PickleGraph::read(bytes, "file");
   ASSERT_TRUE(graph) << graph.error().to_string();
   EXPECT_EQ(graph->called(graph->root()), "os.system");

@@ -10,8 +10,8 @@ namespace slackwater::formats {
 namespace {
 
 TEST(TreeNode, TextIsReadAndWrittenExactly) {
-  const std::string text =
-      R"({"slackwater_tree":1,"state":{"b":[1,-2,1.0,1e-05,0.1,null,true,"é\n"],"a":{"$t":"w"},"t":{"$":"tuple","v":[]}}})";
+  const std::string text = R"({"slackwater_tree":1,"state":{"b":[1,-2,1.0,1e-05,0.1,null,true,"é\n"],)"
+                           R"("a":{"$t":"w"},"t":{"$":"tuple","v":[]}}})";
   const auto tree = parse_tree(text, "tree");
   ASSERT_TRUE(tree) << tree.error().to_string();
   EXPECT_EQ(tree_text(*tree), text) << "the order of keys stays";
@@ -24,9 +24,8 @@ TEST(TreeNode, LargeNumbersAndOddFloatsAreTyped) {
   append_node(out, TreeNode::list({TreeNode::integer(kMaxExactInt), TreeNode::integer(kMaxExactInt + 1),
                                    TreeNode::integer(INT64_MIN), TreeNode::floating(-0.0),
                                    TreeNode::floating(std::numeric_limits<double>::infinity())}));
-  EXPECT_EQ(out,
-            R"([9007199254740992,{"$":"int","v":"0x20000000000001"},{"$":"int","v":"-0x8000000000000000"},-0.0,)"
-            R"({"$":"float","v":"inf"}])");
+  EXPECT_EQ(out, R"([9007199254740992,{"$":"int","v":"0x20000000000001"},{"$":"int","v":"-0x8000000000000000"},-0.0,)"
+                 R"({"$":"float","v":"inf"}])");
 }
 
 TEST(TreeNode, DepthIsBounded) {

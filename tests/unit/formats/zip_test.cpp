@@ -1,10 +1,10 @@
 #include <numeric>
 
+#include <gtest/gtest.h>
+
 #include "formats/crc32.hpp"
 #include "formats/zip_layout.hpp"
 #include "formats/zip_reader.hpp"
-
-#include <gtest/gtest.h>
 
 namespace slackwater::formats {
 namespace {
