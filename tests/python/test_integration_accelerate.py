@@ -31,9 +31,15 @@ def test_killed_loop_ends_with_the_same_bits(options: tuple[str, ...], kills: tu
     assert_same(*runs.ends("accelerate", *options, kills=kills))
 
 
-@pytest.mark.parametrize("options", [(), ("seedable=false",)], ids=["seedable", "not-seedable"])
-def test_killed_loop_on_two_ranks_ends_with_the_same_bits(options: tuple[str, ...], runs: Runs) -> None:
-    assert_same(*runs.ends("accelerate", *options, kills=(4,), ranks=2))
+@pytest.mark.parametrize(
+    ("options", "kills"),
+    [((), (4,)), (("seedable=false",), (3, 4))],  # 3 is the last step of an epoch
+    ids=["seedable", "not-seedable"],
+)
+def test_killed_loop_on_two_ranks_ends_with_the_same_bits(
+    options: tuple[str, ...], kills: tuple[int, ...], runs: Runs
+) -> None:
+    assert_same(*runs.ends("accelerate", *options, kills=kills, ranks=2))
 
 
 def test_random_states_that_are_set_too_early_end_with_other_bits(runs: Runs) -> None:

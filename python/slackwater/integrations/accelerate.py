@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import accelerate
@@ -48,7 +48,7 @@ class AccelerateCheckpointer:
         accelerator: accelerate.Accelerator,
         path: str | os.PathLike[str],
         *,
-        state: Mapping[str, Any] | None = None,
+        state: MutableMapping[str, Any] | None = None,
         rng: Rng | None = None,
         **options: Any,
     ) -> None:
@@ -56,13 +56,14 @@ class AccelerateCheckpointer:
             raise UsageError(f"accelerator is {an(type(accelerator).__name__)}; give the accelerate.Accelerator")
         _check_engine(accelerator)
         self._accelerator = accelerator
-        self._extra = dict(state or {})
+        self._extra = {} if state is None else state  # plain values are set in it
         self._random_states = rng if rng is not None else Rng()
         self._checkpointer = Checkpointer(path, **options)
         self._epoch_start = EpochStart()
         self._random = LateRandom()
         self._epoch = 0
         self._batch = 0  # batches of this epoch that were handed out
+        self._between_epochs = False  # the checkpoint that was restored
         self._loader: Any = None  # that batches() goes through now
         self._looked = False  # for something to restore
         self._saved_states: SavedStates | None = None
@@ -111,6 +112,9 @@ class AccelerateCheckpointer:
             self._epoch_start.replay(generators)
         else:
             self._random.apply()
+            if self._between_epochs:
+                self._between_epochs = False
+                self._epoch_start.catch_up(generators)
             self._epoch_start.take(generators)
         self._loader = _without_first(loader, seen) if seen else loader
         for batch in self._loader:
@@ -212,16 +216,16 @@ class AccelerateCheckpointer:
     def _place(self) -> dict[str, Any]:
         accelerator = self._accelerator
         epoch, batch = self._epoch, self._batch
-        gradient_state = accelerator.gradient_state
-        if self._loader is not None and gradient_state.active_dataloader is self._loader:
-            if gradient_state.end_of_dataloader:  # known because the loader fetches one batch ahead
-                epoch, batch = epoch + 1, 0
+        active = accelerator.gradient_state.active_dataloader
+        if active is not None and active is self._loader and active.end_of_dataloader:  # it fetches one batch ahead
+            epoch, batch = epoch + 1, 0
         place = {"epoch": epoch, "batch": batch, "step": self.step, "accelerator_step": accelerator.step}
         return {**place, "sampler_seeds": [sampler.initial_seed for sampler in _seedable(accelerator)]}
 
     def _take(self, checkpointer: Checkpointer, state: Mapping[str, Any]) -> None:
         place = state["accelerate"]
         self._epoch, self._batch = int(place["epoch"]), int(place["batch"])
+        self._between_epochs = self._batch == 0
         self.step, self._accelerator.step = int(place["step"]), int(place["accelerator_step"])
         for sampler, seed in zip(_seedable(self._accelerator), place["sampler_seeds"], strict=False):
             sampler.initial_seed = seed
