@@ -1,8 +1,8 @@
 """Trainings of the tests of Transformers, Accelerate and Lightning: `trainer_cases.py CASE [OPTION=VALUE ...]`.
 
 docs_server.py runs them, and kills them. Each goes on from the checkpoint in ./run, if there is one, to the same end.
-It writes what it has then to ./end-RANK.pt. ./order-RANK.jsonl has which samples each step was trained on: of a step that
-was trained twice, the last line counts.
+It writes what it has then to ./end-RANK.pt. ./order-RANK.jsonl has which samples each step was trained on. Of a step
+that was trained twice, the last lines count.
 """
 
 from __future__ import annotations
