@@ -149,6 +149,20 @@ def test_longer_fit_continues_an_epoch_that_max_steps_cut_short(tmp_path: Path) 
     assert same(dict(rest.state_dict()), dict(whole.state_dict()))
 
 
+def test_mean_over_an_epoch_counts_the_batches_before_the_restart(tmp_path: Path) -> None:
+    class Mean(Module):
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            self.log("mean", batch.mean(), on_epoch=True)
+            return super().training_step(batch)
+
+    whole = trainer(callback(tmp_path))
+    whole.fit(Mean(), loader())
+    rest = trainer(callback(tmp_path))
+    rest.fit(Mean(), loader(), ckpt_path="slackwater@6")
+    assert same(rest.callback_metrics["mean_epoch"], whole.callback_metrics["mean_epoch"])
+    assert whole.callback_metrics["mean_epoch"].item() == 7.5
+
+
 def test_two_callbacks_save_into_two_directories(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     module = Module()
