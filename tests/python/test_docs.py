@@ -210,7 +210,7 @@ def check_pip(words: list[str], place: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    need("torchdata", "peft", "ema_pytorch")
+    need("torchdata", "peft", "ema_pytorch", "transformers", "accelerate", "lightning")
     made = Server()
     yield made
     made.close()

@@ -107,11 +107,20 @@ def trainer(tmp_path: Path, *, slackwater: Any = "run", **arguments: Any) -> Any
     from trainer_cases import Samples, Wrapped
 
     args = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"), use_cpu=True, report_to=[], disable_tqdm=True, remove_unused_columns=False,
-        label_names=["x"], per_device_train_batch_size=4, **{"max_steps": 4, "save_steps": 1, **arguments},
+        output_dir=str(tmp_path / "out"),
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["x"],
+        per_device_train_batch_size=4,
+        **{"max_steps": 4, "save_steps": 1, **arguments},
     )
     return SlackwaterTrainer(
-        model=Wrapped(), args=args, train_dataset=Samples(), eval_dataset=Samples(),
+        model=Wrapped(),
+        args=args,
+        train_dataset=Samples(),
+        eval_dataset=Samples(),
         data_collator=lambda samples: {"x": torch.stack(samples)},
         slackwater=str(tmp_path / slackwater) if isinstance(slackwater, str) else slackwater,
     )
@@ -119,8 +128,14 @@ def trainer(tmp_path: Path, *, slackwater: Any = "run", **arguments: Any) -> Any
 
 def test_best_model_is_kept_and_loaded_at_the_end(tmp_path: Path) -> None:
     made = trainer(
-        tmp_path, load_best_model_at_end=True, metric_for_best_model="eval_loss", eval_strategy="steps", eval_steps=1,
-        save_total_limit=1, learning_rate=0.5, max_steps=6,
+        tmp_path,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        eval_strategy="steps",
+        eval_steps=1,
+        save_total_limit=1,
+        learning_rate=0.5,
+        max_steps=6,
     )
     made.train()
     best = made.state.best_global_step
@@ -167,9 +182,34 @@ def test_only_the_model_is_saved_if_the_arguments_say_so(tmp_path: Path) -> None
     assert made.state.global_step == 5
 
 
-def test_metrics_are_metadata_and_strategy_no_is_warned_about(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes_between_the_mixin_and_trainer_still_do_their_part(tmp_path: Path) -> None:
+    """As TRL's trainers do: a file beside the checkpoint, which is read again."""
+    import transformers
+    from slackwater.integrations.transformers import SlackwaterMixin
+
+    class Between(transformers.Trainer):
+        mine = 0
+
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            super()._save_checkpoint(model, trial)
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+            (folder / "mine.json").write_text(str(self.state.global_step))
+
+        def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            self.mine = int(Path(checkpoint, "mine.json").read_text()) if checkpoint else 0
+
+    made = trainer(tmp_path)
+    made.__class__ = type("Mine", (SlackwaterMixin, Between), {})
+    made.train()
+    assert not list((tmp_path / "out").glob("*/*.safetensors")), "Trainer itself wrote nothing"
+    again = trainer(tmp_path, max_steps=5)
+    again.__class__ = type("Mine", (SlackwaterMixin, Between), {})
+    again.train(resume_from_checkpoint="slackwater")
+    assert (again.mine, again.state.global_step) == (4, 5)
+
+
+def test_metrics_are_metadata_and_strategy_no_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer(tmp_path, eval_strategy="steps", eval_steps=2, logging_steps=1).train()
     assert {"eval_loss", "loss", "learning_rate"} <= set(sw.open(tmp_path / "run", 4).metadata)
     with caplog.at_level(logging.WARNING, logger="slackwater"):

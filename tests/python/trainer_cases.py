@@ -1,8 +1,8 @@
 """Trainings of the tests of Transformers, Accelerate and Lightning: `trainer_cases.py CASE [OPTION=VALUE ...]`.
 
-docs_server.py runs them, and kills them. Each goes on from the checkpoint in ./run, if there is one, to the same end. It
-writes what it has then to ./end-RANK.pt. ./order-RANK.jsonl has which samples each step was trained on: of a step that
-was trained twice, the last line counts.
+docs_server.py runs them, and kills them. Each goes on from the checkpoint in ./run, if there is one, to the same end.
+It writes what it has then to ./end-RANK.pt. ./order-RANK.jsonl has which samples each step was trained on. Of a step
+that was trained twice, the last lines count.
 """
 
 from __future__ import annotations
@@ -123,8 +123,18 @@ def transformers_case(**options: Any) -> None:
     arguments = {"num_train_epochs": 3} if not endless else {"max_steps": 14}
     arguments |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "save_steps": 1} | options
     args = transformers.TrainingArguments(
-        output_dir="out", use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=3, eval_strategy="epoch",
-        learning_rate=0.05, seed=5, remove_unused_columns=False, metric_for_best_model="eval_loss", label_names=["x"], restore_callback_states_from_checkpoint=True,
+        output_dir="out",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        logging_steps=3,
+        eval_strategy="epoch",
+        learning_rate=0.05,
+        seed=5,
+        remove_unused_columns=False,
+        metric_for_best_model="eval_loss",
+        label_names=["x"],
+        restore_callback_states_from_checkpoint=True,
         **arguments,
     )
     trainer = type("Trainer", (Noting, base), {})(
@@ -142,8 +152,13 @@ def transformers_case(**options: Any) -> None:
     history = trainer.state.log_history  # whose keys trainer_state.json sorts
     logs = [{key: entry[key] for key in sorted(entry) if not key.endswith(timed)} for entry in history]
     finish(
-        trainer.model, [trainer.optimizer], [trainer.lr_scheduler], counter=dict(vars(counter)), logs=logs,
-        best=[trainer.state.best_metric, trainer.state.best_global_step], step=trainer.state.global_step,
+        trainer.model,
+        [trainer.optimizer],
+        [trainer.lr_scheduler],
+        counter=dict(vars(counter)),
+        logs=logs,
+        best=[trainer.state.best_metric, trainer.state.best_global_step],
+        step=trainer.state.global_step,
     )
 
 
@@ -281,18 +296,32 @@ def lightning_case(**options: Any) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     limit = {"max_steps": options["max_steps"]} if "max_steps" in options else {"max_epochs": 3}
     trainer = L.Trainer(
-        accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         accumulate_grad_batches=1 if options.get("manual") else options.get("accumulate", 2),
         val_check_interval=options.get("validate", 1.0),
-        callbacks=[SlackwaterCallback("run", keep=3, **SMALL), counter, EarlyStopping("val", patience=100)],
+        callbacks=[
+            SlackwaterCallback("run", keep=3, **SMALL),
+            counter,
+            EarlyStopping("val", patience=100, strict=False),
+        ],
         **limit,
     )
     trainer.fit(module, loader, validation, ckpt_path="slackwater")
     finish(
-        module, trainer.optimizers, [config.scheduler for config in trainer.lr_scheduler_configs],
-        counts=counter.counts, step=trainer.global_step, epoch=trainer.current_epoch,
-        stopping=trainer.callbacks[-1].state_dict(), loops=trainer.fit_loop.state_dict(),
+        module,
+        trainer.optimizers,
+        [config.scheduler for config in trainer.lr_scheduler_configs],
+        counts=counter.counts,
+        step=trainer.global_step,
+        epoch=trainer.current_epoch,
+        stopping=trainer.callbacks[-1].state_dict(),
+        loops=trainer.fit_loop.state_dict(),
     )
 
 

@@ -4,6 +4,9 @@ Start with ``torch_adapter()``. It returns ``torch_state``, which knows PyTorch'
 ``torch_ranks`` knows DTensor and DistributedDataParallel, ``arrays`` NumPy and DLPack, ``loaders`` data loaders, and
 ``streams`` CUDA streams. ``fence_hooks`` calls the fence before optimizers update. ``param_gathers`` knows frameworks
 that fill parameters during the next forward pass.
+
+``transformers``, ``accelerate`` and ``lightning`` are for programs to import, and import the library of that name. The
+files that begin with their names belong to them, and ``trainer_parts`` is what they share.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import accelerate
@@ -40,15 +40,16 @@ class AccelerateCheckpointer:
 
     Make it after ``accelerator.prepare()``, on all processes. ``state``: more to save, by name, besides what was
     prepared and what ``register_for_checkpointing`` was given. ``rng``: ``sw.Rng(mine=generator)`` if the program has
-    generators of its own. Other options are those of ``sw.Checkpointer``.
+    generators of its own. Other options are those of ``sw.Checkpointer``. Without ``path``, only
+    ``accelerator.save_state`` and ``load_state`` go through Slackwater (``route_save_state``).
     """
 
     def __init__(
         self,
         accelerator: accelerate.Accelerator,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None = None,
         *,
-        state: Mapping[str, Any] | None = None,
+        state: MutableMapping[str, Any] | None = None,
         rng: Rng | None = None,
         **options: Any,
     ) -> None:
@@ -56,21 +57,27 @@ class AccelerateCheckpointer:
             raise UsageError(f"accelerator is {an(type(accelerator).__name__)}; give the accelerate.Accelerator")
         _check_engine(accelerator)
         self._accelerator = accelerator
-        self._extra = dict(state or {})
+        self._extra = {} if state is None else state  # plain values are set in it
         self._random_states = rng if rng is not None else Rng()
-        self._checkpointer = Checkpointer(path, **options)
+        self._options = options
+        self._checkpointer = None if path is None else Checkpointer(path, **options)
         self._epoch_start = EpochStart()
         self._random = LateRandom()
         self._epoch = 0
         self._batch = 0  # batches of this epoch that were handed out
+        self._between_epochs = False  # the checkpoint that was restored
         self._loader: Any = None  # that batches() goes through now
         self._looked = False  # for something to restore
         self._saved_states: SavedStates | None = None
         self.step = 0  # optimizer steps so far, as counted by save()
+        if path is None:
+            self.route_save_state()
 
     @property
     def checkpointer(self) -> Checkpointer:
         """For everything else: ``steps()``, ``wait()``, ``pin()``, ``failures``."""
+        if self._checkpointer is None:
+            raise UsageError("this AccelerateCheckpointer has no directory; give one: (accelerator, 'runs/x')")
         return self._checkpointer
 
     # Training
@@ -82,7 +89,7 @@ class AccelerateCheckpointer:
             raise UsageError(f"epochs is {epochs!r}; it is a whole number, 0 or more, or None for no end")
         if self._loader is not None:
             raise UsageError("batches() is under way already; one AccelerateCheckpointer goes through one loader")
-        if not self._looked:
+        if not self._looked and self._checkpointer is not None:
             self.restore()
         return self._all_batches(loader, epochs)
 
@@ -111,6 +118,9 @@ class AccelerateCheckpointer:
             self._epoch_start.replay(generators)
         else:
             self._random.apply()
+            if self._between_epochs:
+                self._between_epochs = False
+                self._epoch_start.catch_up(generators)
             self._epoch_start.take(generators)
         self._loader = _without_first(loader, seen) if seen else loader
         for batch in self._loader:
@@ -129,7 +139,7 @@ class AccelerateCheckpointer:
         if not self._accelerator.sync_gradients:
             return None  # gradients are not saved
         self.step = self.step + 1 if step is None else step
-        return self._checkpointer.save(self.step, self._state(), metadata=metadata, force=force, **more)
+        return self.checkpointer.save(self.step, self._state(), metadata=metadata, force=force, **more)
 
     def restore(self, step: int | None = None, **options: Any) -> int | None:
         """Brings everything back to the newest checkpoint, or to that of ``step``. Returns the step, or None."""
@@ -137,18 +147,23 @@ class AccelerateCheckpointer:
         self._random = LateRandom()
         state = self._state()
         options.setdefault("rank_local", _RANK_LOCAL)
-        found = self._random.restore(self._checkpointer, state, step, **options)
+        found = self._random.restore(self.checkpointer, state, step, **options)
         if found is not None:
-            self._take(self._checkpointer, state)
+            self._take(self.checkpointer, state)
         return found
 
     # accelerator.save_state and load_state
 
-    def route_save_state(self) -> None:
+    def route_save_state(self, *, background: bool = False) -> None:
         """From now on, ``accelerator.save_state(directory)`` writes a checkpoint of Slackwater there, and
-        ``load_state`` reads it. ``load_state`` still reads directories that Accelerate wrote. ``close`` ends it."""
+        ``load_state`` reads it. ``load_state`` still reads directories that Accelerate wrote. ``close`` ends it.
+
+        ``save_state`` returns when the checkpoint is committed; with ``background``, at once. Then the next
+        ``save_state``, ``load_state``, ``wait`` or ``close`` waits for it.
+        """
         if self._saved_states is None:
-            self._saved_states = SavedStates(self._accelerator, self._state, self._load)
+            self._saved_states = SavedStates(self._accelerator, self._state, self._load, self._options)
+        self._saved_states.background = background
 
     def _load(self, checkpointer: Checkpointer, options: Mapping[str, Any]) -> None:
         self._looked = True
@@ -163,14 +178,16 @@ class AccelerateCheckpointer:
         """Waits until everything saved so far is committed."""
         if self._saved_states is not None:
             self._saved_states.finish()
-        self._checkpointer.wait(timeout=timeout)
+        if self._checkpointer is not None:
+            self._checkpointer.wait(timeout=timeout)
 
     def close(self, timeout: float | None = None) -> None:
         try:
             if self._saved_states is not None:
                 self._saved_states.close()
         finally:
-            self._checkpointer.close(timeout)
+            if self._checkpointer is not None:
+                self._checkpointer.close(timeout)
 
     def __enter__(self) -> AccelerateCheckpointer:
         return self
@@ -179,7 +196,8 @@ class AccelerateCheckpointer:
         if self._saved_states is not None:
             with contextlib.suppress(Exception) if kind is not None else contextlib.nullcontext():
                 self._saved_states.close()
-        self._checkpointer.__exit__(kind, error, traceback)
+        if self._checkpointer is not None:
+            self._checkpointer.__exit__(kind, error, traceback)
 
     # The state
 
@@ -212,16 +230,16 @@ class AccelerateCheckpointer:
     def _place(self) -> dict[str, Any]:
         accelerator = self._accelerator
         epoch, batch = self._epoch, self._batch
-        gradient_state = accelerator.gradient_state
-        if self._loader is not None and gradient_state.active_dataloader is self._loader:
-            if gradient_state.end_of_dataloader:  # known because the loader fetches one batch ahead
-                epoch, batch = epoch + 1, 0
+        active = accelerator.gradient_state.active_dataloader
+        if active is not None and active is self._loader and active.end_of_dataloader:  # it fetches one batch ahead
+            epoch, batch = epoch + 1, 0
         place = {"epoch": epoch, "batch": batch, "step": self.step, "accelerator_step": accelerator.step}
         return {**place, "sampler_seeds": [sampler.initial_seed for sampler in _seedable(accelerator)]}
 
     def _take(self, checkpointer: Checkpointer, state: Mapping[str, Any]) -> None:
         place = state["accelerate"]
         self._epoch, self._batch = int(place["epoch"]), int(place["batch"])
+        self._between_epochs = self._batch == 0
         self.step, self._accelerator.step = int(place["step"]), int(place["accelerator_step"])
         for sampler, seed in zip(_seedable(self._accelerator), place["sampler_seeds"], strict=False):
             sampler.initial_seed = seed

@@ -1,8 +1,8 @@
 """SavedStates: ``accelerator.save_state`` and ``accelerator.load_state`` through Slackwater.
 
 Each directory that ``save_state`` is given becomes a directory of checkpoints of its own, with one step. So it can be
-moved, copied and removed as Accelerate's can, and its own rotation (``total_limit``) works. The bytes follow in the
-background, as always. The next ``save_state``, ``load_state`` or ``close`` waits for them.
+moved, copied and removed as Accelerate's can, and its own rotation (``total_limit``) works. ``save_state`` returns when
+it is committed, because programs expect to find it then, unless they ask for the background.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ class SavedStates:
         accelerator: accelerate.Accelerator,
         state: Callable[[], dict[str, Any]],
         load: Callable[[Checkpointer, Mapping[str, Any]], None],
+        options: Mapping[str, Any],
     ) -> None:
+        self.background = False
+        self._options = options  # of sw.Checkpointer
         self._accelerator = accelerator
         self._state = state
         self._load = load
@@ -49,7 +52,7 @@ class SavedStates:
         directory = self._directory(output_dir)
         state = self._state()
         self._call_hooks(state, str(directory))
-        checkpointer = Checkpointer(directory, **{**options, "keep": 1})
+        checkpointer = Checkpointer(directory, **{**self._options, **options, "keep": 1, "every": 1})
         try:
             # What the directory has already goes once this is committed.
             latest = checkpointer.latest_step()
@@ -59,6 +62,8 @@ class SavedStates:
             checkpointer.close()
             raise
         self._in_flight = checkpointer
+        if not self.background:
+            self.finish()
         accelerator.project_configuration.iteration += 1
         return directory
 
@@ -121,7 +126,7 @@ class SavedStates:
         left_out = [number for number, one in enumerate(accelerator._models) if not any(one is kept for kept in models)]
         self._check_custom_objects(directory)
         exclude = ["model" if number == 0 else f"model_{number}" for number in left_out]
-        checkpointer = Checkpointer(directory)
+        checkpointer = Checkpointer(directory, **self._options)
         try:
             self._load(checkpointer, {"exclude": exclude, "strict": False} if exclude else {})
         finally:

@@ -181,7 +181,9 @@ class SlackwaterCallback(Callback):
     def _metadata(self, trainer: pl.Trainer) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, value in trainer.callback_metrics.items():
-            if getattr(value, "numel", lambda: 0)() == 1 and (value.device.type == "cpu" or "keep_best" in self._options):
+            if getattr(value, "numel", lambda: 0)() == 1 and (
+                value.device.type == "cpu" or "keep_best" in self._options
+            ):
                 found[name] = float(value)
         return {**found, "epoch": trainer.current_epoch, "optimizers": len(trainer.optimizers)}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,12 +31,16 @@ from .trainer_parts import asked_step, is_resume_name
 class SlackwaterCheckpointIO(CheckpointIO):
     """``L.Trainer(plugins=[SlackwaterCheckpointIO()])``. ``options`` are those of ``sw.Checkpointer``.
 
-    It keeps nothing between two calls, so that any thread may use it (``AsyncCheckpointIO`` has one of its own).
+    Any thread may use it: ``AsyncCheckpointIO`` saves in one of its own, while another removes.
     """
 
     def __init__(self, **options: Any) -> None:
         self._options = options
+        self._changing = threading.Lock()  # a directory is not removed while it is written
         self._files = TorchCheckpointIO()
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for ddp_spawn: a lock cannot be pickled
+        return _remake, (type(self), self._options)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """``storage_options``: a dict of options of ``sw.Checkpointer``, for this checkpoint."""
@@ -49,7 +54,7 @@ class SlackwaterCheckpointIO(CheckpointIO):
             os.remove(path)  # of torch, from an earlier run
         # Lightning calls this on rank 0 only. A checkpoint that is there already goes once the new one is committed.
         options = {"rank": 0, "world": 1, **self._options, **(storage_options or {}), "keep": 1}
-        with Checkpointer(path, **options) as checkpointer:
+        with self._changing, Checkpointer(path, **options) as checkpointer:
             latest = checkpointer.latest_step()
             step = checkpoint.get("global_step", 0)
             step = step if isinstance(step, int) and (latest is None or step > latest) else (latest or 0) + 1
@@ -64,10 +69,15 @@ class SlackwaterCheckpointIO(CheckpointIO):
         return found if map_location is None else _mapped(found, map_location)
 
     def remove_checkpoint(self, path: Any) -> None:
-        if is_checkpoint_directory(path):
-            shutil.rmtree(path)
-        else:
-            self._files.remove_checkpoint(path)
+        with self._changing:
+            if is_checkpoint_directory(path):
+                shutil.rmtree(path)
+            else:
+                self._files.remove_checkpoint(path)
+
+
+def _remake(kind: type[SlackwaterCheckpointIO], options: dict[str, Any]) -> SlackwaterCheckpointIO:
+    return kind(**options)
 
 
 class RunIO(CheckpointIO):

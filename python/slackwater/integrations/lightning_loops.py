@@ -77,8 +77,8 @@ class LoopHooks:
     def _begin_epoch(self, original: Callable[..., None]) -> None:
         if self._resumes and not self._within_epoch():
             self._resumes = False
-            self._load_loaders()
             self._forget_restart()
+            self._callback.epoch_start.catch_up(self._generators())
             self._callback.random.apply()  # from here on, everything is as in the run that was not interrupted
         original()
 
@@ -99,7 +99,8 @@ class LoopHooks:
         """Iterates the loaders again, up to the batch that comes next."""
         seen = self._epoch.batch_progress.current.ready
         if self._have_state() and fetcher.length is not None:
-            self._load_loaders()
+            for loader, state in zip(self._flat_loaders(), self._callback.loader_states, strict=True):
+                loaders.load_state(loader, state)
             iter(fetcher)
             fetcher.fetched += seen
             return
@@ -129,12 +130,6 @@ class LoopHooks:
         found = self._flat_loaders()
         states = self._callback.loader_states
         return bool(found) and all(isinstance(loader, _Stateful) for loader in found) and len(states) == len(found)
-
-    def _load_loaders(self) -> None:
-        if self._have_state():
-            for loader, state in zip(self._flat_loaders(), self._callback.loader_states, strict=True):
-                loaders.load_state(loader, state)
-        self._callback.loader_states = []
 
     def _generators(self) -> dict[str, Any]:
         found = enumerate(self._flat_loaders())

@@ -1,5 +1,8 @@
-"""What Lightning keeps of ``self.log(...)``: the sums of this epoch, and the last values, which callbacks and schedulers
-monitor. Its own checkpoints leave this out, so that a mean over an epoch would begin anew in the middle of it."""
+"""What Lightning keeps of ``self.log(...)``.
+
+These are the sums of this epoch, and the last values, which callbacks and schedulers monitor. Its own checkpoints leave
+them out, so that a mean over an epoch would begin anew in the middle of it.
+"""
 
 from __future__ import annotations
 

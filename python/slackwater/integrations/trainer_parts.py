@@ -22,30 +22,45 @@ RESUME = "slackwater"  # what trainers take as the name of the newest checkpoint
 
 
 class EpochStart:
-    """The random states from right before the loader of the current epoch was iterated."""
+    """The random states from right before the loader of the current epoch was iterated.
+
+    It also saves the loader's own generators as they are at the checkpoint, for one that is between two epochs.
+    """
 
     def __init__(self) -> None:
-        self._state: dict[str, Any] = {}
+        self._start: dict[str, Any] = {}
+        self._own: dict[str, Any] = {}  # what was restored
+        self._generators: Mapping[str, Any] = {}
 
     def take(self, generators: Mapping[str, Any]) -> None:
-        self._state = Rng(**generators).state_dict()
+        self._start, self._generators = Rng(**generators).state_dict(), generators
 
     def replay(self, generators: Mapping[str, Any]) -> None:
-        """Sets them again, so that the loader gives the same order. Nothing was taken on another number of ranks."""
-        if not self._state:
-            return
-        saved = self._state.get("generators", {})
+        """Sets them again, so that the loader gives the same order. On another number of ranks there are none."""
+        self._generators = generators
+        if self._start:
+            _set({**self._start, "generators": {}}, {})
+            self._set_own(self._start.get("generators", {}), generators)
+
+    def catch_up(self, generators: Mapping[str, Any]) -> None:
+        """Sets the loader's own generators to what they were at the checkpoint."""
+        self._set_own(self._own, generators)
+
+    @staticmethod
+    def _set_own(saved: Mapping[str, Any], generators: Mapping[str, Any]) -> None:
         known = {name: generators[name] for name in saved if name in generators}
-        state = {key: value for key, value in self._state.items() if key != "generators"}
-        if known:
-            state["generators"] = {name: saved[name] for name in known}
-        Rng(**known).load_state_dict(state)
+        if known:  # Rng sets the global ones too: to what they are
+            _set({**Rng().state_dict(), "generators": {name: saved[name] for name in known}}, known)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state
+        return {"start": self._start, "own": Rng(**self._generators).state_dict().get("generators", {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._state = state
+        self._start, self._own = state["start"], state["own"]
+
+
+def _set(state: dict[str, Any], generators: Mapping[str, Any]) -> None:
+    Rng(**generators).load_state_dict(state)
 
 
 class LateRandom:

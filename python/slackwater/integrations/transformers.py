@@ -7,6 +7,8 @@ The thread that trains uses both.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import transformers
@@ -84,7 +86,8 @@ class SlackwaterMixin:
         if run is None or not run.owns(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
         else:
-            run.restore()
+            with _instead_of("_load_optimizer_and_scheduler", lambda *_: run.restore()):
+                super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         run = self._slackwater_run
@@ -116,7 +119,8 @@ class SlackwaterMixin:
         if run is None:
             super()._save_checkpoint(model, trial)
         else:
-            run.save(model)
+            with _instead_of("_save_checkpoint", lambda _, model, trial: run.save(model)):
+                super()._save_checkpoint(model, trial)
 
     def _load_best_model(self) -> None:
         run = self._slackwater_run
@@ -126,6 +130,18 @@ class SlackwaterMixin:
 
 class SlackwaterTrainer(SlackwaterMixin, transformers.Trainer):
     """``transformers.Trainer(..., slackwater="runs/gpt")``: checkpoints are Slackwater's."""
+
+
+@contextlib.contextmanager
+def _instead_of(name: str, ours: Callable[..., None]) -> Iterator[None]:
+    """Within the block, Trainer's own method is ours. So what classes between the mixin and Trainer do before and after
+    it is still done: TRL's trainers write files of their own."""
+    original = getattr(transformers.Trainer, name)
+    setattr(transformers.Trainer, name, ours)
+    try:
+        yield
+    finally:
+        setattr(transformers.Trainer, name, original)
 
 
 def _check(trainer: Any) -> None:

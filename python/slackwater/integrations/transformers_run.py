@@ -119,6 +119,7 @@ class TrainerRun:
             self._directory = tempfile.TemporaryDirectory(prefix="slackwater-")
         where = os.path.join(self._directory.name, f"checkpoint-{step}")
         os.makedirs(where, exist_ok=True)
+        Stubs.copy_others(os.path.join(self._output_dir, f"checkpoint-{step}"), where)
         with open(os.path.join(where, _STATE_FILE), "w", encoding="utf-8") as file:
             file.write(text)
         if self._stubs is not None:
@@ -160,9 +161,7 @@ class TrainerRun:
         state = self._state(trainer.model_wrapped)
         state["tr_loss"] = self._loss = torch.tensor(0.0, device=trainer.args.device)
         only = ["model"] if self._place.get("only_model") else None
-        self.random.restore(
-            self._checkpointer, state, self._resumed, only=only, rank_local=["tr_loss", "epoch_start"]
-        )
+        self.random.restore(self._checkpointer, state, self._resumed, only=only, rank_local=["tr_loss", "epoch_start"])
         self._saved = self._resumed or 0
 
     # Epochs
@@ -183,6 +182,7 @@ class TrainerRun:
         else:
             if resumes:
                 self.random.apply()
+                self._epoch_start.catch_up(generators)
             self._epoch_start.take(generators)
         self._passes = (given["epoch"], seen, state.global_step)
         self._deferred = None

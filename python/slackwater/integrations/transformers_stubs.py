@@ -55,6 +55,16 @@ class Stubs:
             )
         return step
 
+    @staticmethod
+    def copy_others(directory: str, where: str) -> None:
+        """What other classes (TRL's) have put into a stub, for them to load."""
+        if not Stubs.is_one(directory):
+            return
+        try:
+            shutil.copytree(directory, where, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_MARK))
+        except (OSError, shutil.Error) as error:
+            logger.warning("not all files of the stub '%s' can be read: %s", directory, error)
+
     def add(self, snapshot: Snapshot, text: str) -> None:
         self._in_flight[snapshot.step] = snapshot
         self.write(snapshot.step, text)
