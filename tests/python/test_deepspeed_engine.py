@@ -18,6 +18,7 @@ import torch
 from datastates import CheckpointEngine
 from rank_processes import run_ranks
 from slackwater.integrations.deepspeed import settings, tag_directory
+from slackwater.integrations.deepspeed.__main__ import main as command
 from support import same
 
 FILE = "mp_rank_00_model_states.pt"
@@ -266,6 +267,21 @@ def test_torch_load_reads_a_stub_wherever_it_lies(make: Make, tmp_path: Path) ->
     assert same(torch.load(tmp_path / "moved" / "a" / FILE, weights_only=False), state_of())
     with pytest.raises(sw.NotFoundError, match="copy the whole folder"):
         torch.load(alone, weights_only=False)
+
+
+def test_export_writes_a_checkpoint_of_torch_files(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = make()
+    save(engine, tmp_path / "run", "a", state_of())
+    save(engine, tmp_path / "run", "a", state_of(2), OPTIM)
+    engine.wait(persist=True)
+    assert command(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "latest").read_text() == "a" and OPTIM in capsys.readouterr().out
+    assert same(torch.load(tmp_path / "out" / "a" / OPTIM, weights_only=False), state_of(2))
+    for wrong in (["--tag", "../a"], ["--tag", "b"], []):  # no tag, not complete, exists already
+        assert command(["export", str(tmp_path / "run"), str(tmp_path / "out"), *wrong]) == 1
+    assert capsys.readouterr().err.count("error: ") == 3
 
 
 def test_files_that_deepspeed_does_not_load_are_files_of_torch(make: Make, tmp_path: Path) -> None:
