@@ -31,7 +31,15 @@ DURABLE = {"torch": "no (no sync)", "fast": "no (no sync)", "slackwater": "yes"}
 
 
 def train(way: str, arguments: argparse.Namespace) -> None:
-    os.environ.update(DS_ACCELERATOR="cpu", RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+    os.environ.update(
+        DS_ACCELERATOR="cpu",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        CROSS_SIZE="1",
+        CROSS_RANK="0",
+    )
     os.environ["MASTER_PORT"] = str(arguments.port)
     import deepspeed
     import torch

@@ -2,9 +2,9 @@
 
     python bench/dlio_run.py --dlio build/dlio [--quick] [--json FILE]
 
-The checkpoint has the shape of a Llama with 12 layers, shrunk (--mib per rank). The ways take turns, and raw writes with
-O_DIRECT of the same bytes take their turn too: two processes, 8 MiB at a time, 4 at the same time, one fdatasync. DLIO's
-own mechanism does not sync, so its figure is the time until the page cache has the bytes. "synced" is the same with one
+The checkpoint has the shape of a Llama with 12 layers, shrunk (--mib per rank). The ways take turns, and so do raw
+writes of the same bytes with O_DIRECT: two processes, 8 MiB at a time, 4 at the same time, one fdatasync. DLIO's own
+mechanism does not sync, so its figure is the time until the page cache has the bytes. "synced" is the same with one
 fsync per file. The first checkpoint of each process, which makes buffers, is left out.
 """
 
@@ -74,7 +74,16 @@ def run_dlio(way: str, arguments: argparse.Namespace, folder: Path) -> list[floa
     }
     if WAYS[way]:
         settings["checkpoint.checkpoint_mechanism_classname"] = WAYS[way]
-    command = ["mpirun", "--oversubscribe", "-n", str(RANKS), sys.executable, "-W", "ignore", str(BENCH / "dlio_main.py")]
+    command = [
+        "mpirun",
+        "--oversubscribe",
+        "-n",
+        str(RANKS),
+        sys.executable,
+        "-W",
+        "ignore",
+        str(BENCH / "dlio_main.py"),
+    ]
     command += ["workload=default", f"hydra.run.dir={folder / 'hydra'}"]
     command += [f"++workload.{name}={str(value).replace(' ', '')}" for name, value in settings.items()]
     environment = os.environ | {
@@ -122,7 +131,8 @@ def run_raw(arguments: argparse.Namespace, folder: Path) -> list[float]:
     *_, size = sizes(arguments.mib)
     barrier = multiprocessing.Barrier(RANKS + 1)
     writers = [
-        multiprocessing.Process(target=write_raw, args=(str(folder / f"raw-{rank}"), size, barrier)) for rank in range(RANKS)
+        multiprocessing.Process(target=write_raw, args=(str(folder / f"raw-{rank}"), size, barrier))
+        for rank in range(RANKS)
     ]
     for writer in writers:
         writer.start()
@@ -156,7 +166,9 @@ def main() -> None:
             folder = (arguments.dir / f"dlio-bench-{os.getpid()}").resolve()
             folder.mkdir(parents=True)
             try:
-                seconds[way] += run_raw(arguments, folder) if way == "raw O_DIRECT" else run_dlio(way, arguments, folder)
+                seconds[way] += (
+                    run_raw(arguments, folder) if way == "raw O_DIRECT" else run_dlio(way, arguments, folder)
+                )
             finally:
                 shutil.rmtree(folder)
             os.sync()  # what one way left in the page cache must not slow down the next
@@ -165,7 +177,12 @@ def main() -> None:
     figures: dict[str, Any] = {"bytes_per_checkpoint": size, "ranks": RANKS, "ways": {}}
     print(f"\n{size / 1e9:.2f} GB per checkpoint on {RANKS} ranks")
     print(f"{'mechanism':<14} | seconds (median) |   GB/s | of raw O_DIRECT | durable when it returns")
-    durable = {"dlio": "no", "dlio, synced": "yes, files only", "slackwater": "yes, and committed", "raw O_DIRECT": "yes"}
+    durable = {
+        "dlio": "no",
+        "dlio, synced": "yes, files only",
+        "slackwater": "yes, and committed",
+        "raw O_DIRECT": "yes",
+    }
     for way, values in seconds.items():
         median = statistics.median(values)
         rate = size / median / 1e9

@@ -152,7 +152,11 @@ def test_keep_removes_older_tags_but_no_files_of_others(make: Make, tmp_path: Pa
         save(engine, tmp_path, f"global_step{number}", state_of(number))
         (tmp_path / "global_step0" / "mine.txt").write_text("mine")
     engine.wait(persist=True)
-    assert sorted(path.name for path in tmp_path.glob("global_step*")) == ["global_step0", "global_step2", "global_step3"]
+    assert sorted(path.name for path in tmp_path.glob("global_step*")) == [
+        "global_step0",
+        "global_step2",
+        "global_step3",
+    ]
     assert [path.name for path in (tmp_path / "global_step0").iterdir()] == ["mine.txt"]
     again = make(keep=1)  # another run counts on from there
     save(again, tmp_path, "global_step9", state_of(9))
@@ -351,10 +355,14 @@ def test_hostile_directories_are_refused(make: Make, tmp_path: Path) -> None:
 def test_unknown_keys_are_named_with_the_nearest_known_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
         settings.Settings({"datastates_ckpt": {"host_cache_sise": 4, "zzz": 1}})
-    assert '"host_cache_sise" (did you mean "host_cache_size"?)' in caplog.text and '"zzz"; it is ignored' in caplog.text
+    assert (
+        '"host_cache_sise" (did you mean "host_cache_size"?)' in caplog.text and '"zzz"; it is ignored' in caplog.text
+    )
 
 
-@pytest.mark.parametrize("section", [{"host_cache_size": -1}, {"keep": True}, {"capture": "late"}, {"slab": []}, 7, "yes"])
+@pytest.mark.parametrize(
+    "section", [{"host_cache_size": -1}, {"keep": True}, {"capture": "late"}, {"slab": []}, 7, "yes"]
+)
 def test_wrong_values_are_refused_by_name(section: Any) -> None:
     with pytest.raises(sw.UsageError, match="datastates_ckpt"):
         settings.Settings({"datastates_ckpt": section})

@@ -4,7 +4,7 @@
 
 DLIO times the call that saves. So it returns when the checkpoint is committed: durable, on all ranks. DLIO calls
 ``save_state`` once per file; here, what a rank saves in one checkpoint is one state, and all ranks commit it together.
-Both interfaces of DLIO are answered: ``checkpoint`` of release 2.0.0, and ``save_checkpoint`` and ``load_checkpoint`` of
+Both interfaces of DLIO are answered: ``checkpoint`` of release 2.0.0, ``save_checkpoint`` and ``load_checkpoint`` of
 later ones. Thread rule: as DLIO, one thread.
 """
 

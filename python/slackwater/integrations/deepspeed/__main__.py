@@ -1,4 +1,6 @@
-"""Writes an ordinary DeepSpeed checkpoint: ``python -m slackwater.integrations.deepspeed export SAVE_DIR OUT [--tag T]``.
+"""Writes an ordinary DeepSpeed checkpoint.
+
+    python -m slackwater.integrations.deepspeed export SAVE_DIR OUT [--tag T]
 
 Any DeepSpeed loads it without Slackwater, and so do its tools. One file at a time is in memory.
 """
