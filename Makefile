@@ -230,6 +230,22 @@ bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS=
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench commit --dir build --json bench/results/commit.json $(ARGS)
 
+.PHONY: bench-deepspeed
+bench-deepspeed: build libraries  ## stall per checkpoint beside DeepSpeed's own engines (four minutes); ARGS="--quick"
+	mkdir -p bench/results
+	$(BIN)/python bench/deepspeed_stall.py --dir build --json bench/results/deepspeed.json $(ARGS)
+
+# In a folder of its own: DLIO pins packages that nothing else here needs.
+build/dlio/.installed: requirements-dlio.txt $(VENV)/.requirements
+	rm -rf build/dlio
+	$(pip_install) --no-deps --target build/dlio -r requirements-dlio.txt
+	@touch $@
+
+.PHONY: bench-dlio
+bench-dlio: build libraries build/dlio/.installed  ## DLIO on 2 MPI ranks: ours beside its own; ARGS="--quick"
+	mkdir -p bench/results
+	$(BIN)/python bench/dlio_run.py --dlio build/dlio --dir build --json bench/results/dlio.json $(ARGS)
+
 ## Care ---------------------------------------------------------------------------------------------------------------
 
 # The folders of source files changed since this commit are checked by clang-tidy in `make lint`.

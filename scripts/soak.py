@@ -110,6 +110,18 @@ def kill_torchrun(kills: int) -> list[Row]:
     return [Row("kills under torchrun", kills, int(code != 0), time.monotonic() - began)]
 
 
+def deepspeed_matrix() -> list[Row]:
+    """Every ZeRO stage on 1 and 2 ranks, in float32 and bfloat16: killed, resumed, compared with the torch engine."""
+    test = "tests/python/test_deepspeed.py::test_a_run_killed_and_resumed_equals_that_of_the_torch_engine"
+    began = time.monotonic()
+    code = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", test],
+        env=os.environ | {"SLACKWATER_DEEPSPEED_MATRIX": "all"},
+        check=False,
+    ).returncode
+    return [Row("DeepSpeed: ZeRO 0 to 3, 1 and 2 ranks", 16, int(code != 0), time.monotonic() - began)]
+
+
 def cut_ext4(trainer: Path, cuts: int, seed: int) -> list[Row]:
     began = time.monotonic()
     passed = soak_ext4.run(trainer, cuts, seed)
@@ -157,6 +169,7 @@ def main() -> int:
     ]
     jobs.append(("ext4", functools.partial(cut_ext4, tests / "kill/kill_trainer", cuts, arguments.seed)))
     jobs.append(("torchrun", functools.partial(kill_torchrun, kills)))
+    jobs.append(("deepspeed", deepspeed_matrix))
     resume_kills = max(1, round(3 * arguments.scale))
     whole = arguments.scale >= 1
     jobs.append(("resume matrix", functools.partial(resume_matrix, resume_kills, arguments.seed, whole)))

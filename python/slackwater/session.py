@@ -101,7 +101,7 @@ class Session:
         never_skip: bool = False,
         capturer: Capturer | None = None,
     ) -> Snapshot | None:
-        """``capturer``: for a caller whose states take turns. What stays the same is then compared with the same one."""
+        """``capturer``: for a caller whose states take turns, each with one of its own."""
         self.check_open()
         self._join_in_flight(self._arriving)  # a snapshot whose save() was interrupted
         self._forget_finished()

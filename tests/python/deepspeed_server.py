@@ -1,7 +1,7 @@
 """Trains with an unmodified DeepSpeed, as several ranks, in processes of its own. Loads torch and DeepSpeed once.
 
-Reads one request per line (see ``train``) and forks the ranks. Answers with one line: the exit code of each. What a rank
-found is in ``<out>-<rank>.json``.
+Reads one request per line (see ``train``) and forks the ranks. Answers with one line: the exit code of each. What a
+rank found is in ``<out>-<rank>.json``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def main() -> None:
         for rank in range(request["world"]):
             pid = os.fork()
             if pid == 0:
-                sys.stdin = open(os.devnull)
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 os._exit(run_rank(request, rank, port))
             children[pid] = rank
         codes = [0] * request["world"]

@@ -48,3 +48,32 @@ def test_a_run_killed_and_resumed_equals_that_of_the_torch_engine(
         for part in ("module", "optimizer", "scheduler"):
             assert mine[part] == other[part]
     assert (tmp_path / "ours" / "latest").read_text() == "global_step5"
+
+
+TOOLS = """
+import contextlib, glob, io, runpy
+deepspeed.init_distributed("gloo", verbose=False)
+engine = make_engine(request)
+one_step(engine, rank)
+one_step(engine, rank)
+engine.save_checkpoint(request["dir"])
+engine.save_16bit_model(request["dir"])
+masters = [group.clone() for group in engine.optimizer.state_dict()["single_partition_of_fp32_groups"]]
+weights = {name: tensor.float() for name, tensor in engine.module.state_dict().items()}
+engine.destroy()
+torch.distributed.barrier()
+if rank == 0:
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+    found = get_fp32_state_dict_from_zero_checkpoint(request["dir"])
+    plain = torch.load(request["dir"] + "/pytorch_model.bin", weights_only=True)
+    result = {
+        "weights": all(torch.equal(found[name].float(), weights[name]) for name in weights),
+        "plain": all(torch.equal(plain[name].float(), weights[name]) for name in weights),
+    }
+"""
+
+
+def test_the_tools_of_deepspeed_read_the_files_as_they_are(ranks: DeepSpeedRanks, tmp_path: Path) -> None:
+    """zero_to_fp32, and save_16bit_model whose file others read."""
+    outcome = ranks.run(world=2, stage=2, dir=str(tmp_path / "run"), config=OURS, code=TOOLS)
+    assert outcome.results[0] == {"weights": True, "plain": True}

@@ -18,6 +18,7 @@ import torch
 from datastates import CheckpointEngine
 from rank_processes import run_ranks
 from slackwater.integrations.deepspeed import settings, tag_directory
+from slackwater.integrations.deepspeed.__main__ import main as command
 from support import same
 
 FILE = "mp_rank_00_model_states.pt"
@@ -151,7 +152,11 @@ def test_keep_removes_older_tags_but_no_files_of_others(make: Make, tmp_path: Pa
         save(engine, tmp_path, f"global_step{number}", state_of(number))
         (tmp_path / "global_step0" / "mine.txt").write_text("mine")
     engine.wait(persist=True)
-    assert sorted(path.name for path in tmp_path.glob("global_step*")) == ["global_step0", "global_step2", "global_step3"]
+    assert sorted(path.name for path in tmp_path.glob("global_step*")) == [
+        "global_step0",
+        "global_step2",
+        "global_step3",
+    ]
     assert [path.name for path in (tmp_path / "global_step0").iterdir()] == ["mine.txt"]
     again = make(keep=1)  # another run counts on from there
     save(again, tmp_path, "global_step9", state_of(9))
@@ -268,6 +273,21 @@ def test_torch_load_reads_a_stub_wherever_it_lies(make: Make, tmp_path: Path) ->
         torch.load(alone, weights_only=False)
 
 
+def test_export_writes_a_checkpoint_of_torch_files(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = make()
+    save(engine, tmp_path / "run", "a", state_of())
+    save(engine, tmp_path / "run", "a", state_of(2), OPTIM)
+    engine.wait(persist=True)
+    assert command(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "latest").read_text() == "a" and OPTIM in capsys.readouterr().out
+    assert same(torch.load(tmp_path / "out" / "a" / OPTIM, weights_only=False), state_of(2))
+    for wrong in (["--tag", "../a"], ["--tag", "b"], []):  # no tag, not complete, exists already
+        assert command(["export", str(tmp_path / "run"), str(tmp_path / "out"), *wrong]) == 1
+    assert capsys.readouterr().err.count("error: ") == 3
+
+
 def test_files_that_deepspeed_does_not_load_are_files_of_torch(make: Make, tmp_path: Path) -> None:
     make().save({"w": torch.ones(3)}, str(tmp_path / "pytorch_model.bin"))
     assert same(torch.load(tmp_path / "pytorch_model.bin", weights_only=True), {"w": torch.ones(3)})
@@ -335,10 +355,14 @@ def test_hostile_directories_are_refused(make: Make, tmp_path: Path) -> None:
 def test_unknown_keys_are_named_with_the_nearest_known_one(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
         settings.Settings({"datastates_ckpt": {"host_cache_sise": 4, "zzz": 1}})
-    assert '"host_cache_sise" (did you mean "host_cache_size"?)' in caplog.text and '"zzz"; it is ignored' in caplog.text
+    assert (
+        '"host_cache_sise" (did you mean "host_cache_size"?)' in caplog.text and '"zzz"; it is ignored' in caplog.text
+    )
 
 
-@pytest.mark.parametrize("section", [{"host_cache_size": -1}, {"keep": True}, {"capture": "late"}, {"slab": []}, 7, "yes"])
+@pytest.mark.parametrize(
+    "section", [{"host_cache_size": -1}, {"keep": True}, {"capture": "late"}, {"slab": []}, 7, "yes"]
+)
 def test_wrong_values_are_refused_by_name(section: Any) -> None:
     with pytest.raises(sw.UsageError, match="datastates_ckpt"):
         settings.Settings({"datastates_ckpt": section})

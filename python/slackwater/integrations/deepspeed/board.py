@@ -1,8 +1,8 @@
 """Board: how the ranks tell each other about a tag, through the key-value store of ``torch.distributed``.
 
-Ranks write different numbers of files, and some write none. So each rank that writes *announces* itself inside its first
-``save`` of a tag. DeepSpeed ends ``save_checkpoint`` with a barrier. When rank 0 closes the tag after that, every rank
-that takes part is on the board. Each of them then *reports* its files when they are durable, and rank 0 *decides*.
+Ranks write different numbers of files, and some write none. So each rank that writes *announces* itself inside its
+first ``save`` of a tag. DeepSpeed ends ``save_checkpoint`` with a barrier. When rank 0 closes the tag after that, every
+rank that takes part is on the board. Each of them then *reports* its files when they are durable, and rank 0 *decides*.
 
 Thread rule: ``announce`` belongs to the trainer's thread, everything else to the finisher's. Each has a connection of
 its own, because a call that waits keeps its connection busy.
@@ -85,12 +85,16 @@ class Board:
     def reports(self, key: str, ranks: set[int], timeout: float) -> dict[int, dict[str, Any]]:
         names = {rank: f"{key}/report/{rank}" for rank in sorted(ranks - {self.rank})}
         self._wait_for(list(names.values()), timeout)
-        missing = [rank for rank, name in names.items() if not self._call(lambda name=name: self._finisher.check([name]))]
+        missing = [
+            rank for rank, name in names.items() if not self._call(lambda name=name: self._finisher.check([name]))
+        ]
         if missing:
             raise TimeoutError(
-                f"rank {', '.join(map(str, missing[:20]))} did not say within {timeout:.0f} s that its files are durable"
+                f"rank {', '.join(map(str, missing[:20]))} has not said within {timeout:.0f} s that its files are safe"
             )
-        return {rank: json.loads(self._call(lambda name=name: self._finisher.get(name))) for rank, name in names.items()}
+        return {
+            rank: json.loads(self._call(lambda name=name: self._finisher.get(name))) for rank, name in names.items()
+        }
 
     def decision(self, key: str, timeout: float) -> dict[str, Any]:
         name = f"{key}/decision"

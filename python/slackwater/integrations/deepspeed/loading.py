@@ -64,8 +64,8 @@ def _load_torch_file(path: str, map_location: Any, allow_pickle: bool) -> Any:
         if allow_pickle or "weights_only" not in str(error).lower().replace(" ", "_"):
             raise
         raise UnsupportedError(
-            f"'{path}' was written with torch.save and holds Python objects, which only a pickle can bring back; if you "
-            'trust it, set "allow_pickle": true in "datastates_ckpt", or load it once without "datastates_ckpt"',
+            f"'{path}' was written with torch.save and holds Python objects, which only a pickle can bring back; if "
+            'you trust it, set "allow_pickle": true in "datastates_ckpt", or load it once without "datastates_ckpt"',
             path=path,
         ) from error
 

@@ -68,7 +68,9 @@ def _to_object(node: dict[str, Any]) -> Any:
         raise DamagedError("the checkpoint describes an object of DeepSpeed in a form that is not known")
     key = (path[0], path[1])
     if key not in _CLASSES:
-        raise UnsupportedError(f"the checkpoint holds an object of the class {'.'.join(path)}, which is not one of ours")
+        raise UnsupportedError(
+            f"the checkpoint holds an object of the class {'.'.join(path)}, which is not one of ours"
+        )
     allowed = _CLASSES[key]
     if allowed is not None and set(attributes) != set(allowed):
         raise DamagedError(f"the checkpoint holds an object of the class {path[1]} with unknown attributes")

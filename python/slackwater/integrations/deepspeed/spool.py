@@ -1,8 +1,8 @@
 """Spool: where the files of this rank are written before they are moved into their tags.
 
 All files of a rank go through one engine, so there is one pool and one set of threads, and ``save`` may be called again
-while earlier files are still on their way. An engine writes into one directory, and tags are many. So each process has a
-directory of its own below ``<save_dir>/.slackwater-spool``. A finished version is moved from there into its tag with
+while earlier files are still on their way. An engine writes into one directory, and tags are many. So each process has
+a directory of its own below ``<save_dir>/.slackwater-spool``. A finished version is moved from there into its tag with
 one rename. Nothing in a spool has ever been reported as saved: what a killed process leaves there is removed.
 
 Thread rule: the trainer's thread, except for ``remove``.

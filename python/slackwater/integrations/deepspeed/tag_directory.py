@@ -108,7 +108,7 @@ class TagDirectory:
                 _remove(os.path.join(self.folder, name))
 
     def discard(self, files: list[Placed]) -> None:
-        """Removes files of a tag that was given up. Stubs stay: without a manifest that lists them they load nothing."""
+        """Removes files of a tag that was given up. Stubs stay: unless a manifest lists them, they load nothing."""
         for placed in files:
             _remove(os.path.join(self.folder, placed.folder))
 
