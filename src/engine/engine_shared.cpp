@@ -41,7 +41,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       jobs(options, engine_status),
       versions(std::move(version_store)),
       live(catalog, retention),
-      cleaner(options.rank == 0, retention, versions, live, errors, log),
+      cleaner(options.rank == 0 && !options.path.empty(), retention, versions, live, errors, log),
       turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {}
 
 EngineShared::~EngineShared() = default;

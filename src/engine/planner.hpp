@@ -31,6 +31,7 @@ class Planner {
   // Queues the first samples of the torn-capture guard on each device.
   [[nodiscard]] static Status sample_devices(SaveJob& job);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
+  [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
 
   EngineShared& shared_;
