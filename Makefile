@@ -209,6 +209,10 @@ bench-backlog: build  ## how long the trainer's small copies wait while a state 
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench backlog --dir build --json bench/results/backlog.json $(ARGS)
 
+.PHONY: bench-dcp
+bench-dcp: build  ## checkpoints through torch.distributed.checkpoint beside its own writer (minutes); ARGS="--quick"
+	$(BIN)/python bench/dcp_blocked.py --json bench/results/dcp.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

@@ -64,7 +64,8 @@ _SAVE = (
         state = states(model, optim, 2)
         writer = SlackwaterWriter(f"{path}/step-2", **SMALL)
         if ASYNC:
-            response = dcp.async_save(state, storage_writer=writer)
+            # A group of its own: collectives of training run at the same time.
+            response = dcp.async_save(state, storage_writer=writer, process_group=dist.new_group())
             response.staging_completion.result()
             kept = numbers(model, optim)
             with torch.no_grad():

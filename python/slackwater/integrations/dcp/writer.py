@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ... import _core
-from ...errors import BusyError, UsageError
+from ...errors import AbortedError, UsageError
 from .. import torch_state
 from . import contents, parts, staging
 
@@ -56,9 +56,8 @@ class _Save:
         self.root = root
         self.rank = rank  # in the version; 0 is the coordinator's own part
         self.staging = stage
-        self.thread = threading.current_thread()
         self.coordinator: _core.Coordinator | None = None
-        self.place: _core.PartPlace | None = None
+        self.replaced = False  # by a later save of this process into the same directory
 
     def close(self) -> None:
         self.coordinator = None  # releases the lock
@@ -130,7 +129,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
         try:
             if not self.overwrite and save.coordinator.has_version():
                 raise UsageError(f"Checkpoint already exists and self.overwrite=False: '{save.root}'")
-            save.place = save.coordinator.begin(_step(save.root), len(plans) + 1)
+            save.coordinator.begin(_step(save.root), len(plans) + 1)
         except BaseException:
             save.close()
             raise
@@ -165,7 +164,10 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         save = self._save
         try:
-            if save.coordinator is None or save.place is None:
+            coordinator = save.coordinator
+            if save.replaced:
+                raise AbortedError(f"a later save of this process went into '{save.root}', and replaces this one")
+            if coordinator is None:
                 raise UsageError("finish() was called without prepare_global_plan(); DCP calls both on the coordinator")
             texts: list[str] = []
             values: dict[str, contents.Value] = {}
@@ -189,7 +191,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
                     tree=contents.make_tree(metadata, values),
                 )
             )
-            save.coordinator.commit(texts)
+            coordinator.commit(texts)
         finally:
             self._drop_save()
             self.engine.drain_log()
@@ -318,13 +320,12 @@ def _correct_dtype(metadata: Metadata, result: WriteResult) -> None:
 
 
 def _make_way(save: _Save) -> None:
-    """A save that failed on another rank never reached finish(), so its lock may still be held here."""
+    """The newest save into a directory wins. DCP does not tell a writer that a save has failed on another rank, so an
+    earlier one of this process may hold the lock although it is over. If it is not over, its finish() fails."""
     earlier = _coordinated.get(save.root)
-    if earlier is None:
-        return
-    if earlier.thread is not save.thread and earlier.thread.is_alive():
-        raise BusyError(f"another save of this process writes to '{save.root}'; wait for it first", path=save.root)
-    earlier.close()
+    if earlier is not None:
+        earlier.replaced = True
+        earlier.close()
 
 
 # Names
