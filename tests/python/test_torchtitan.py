@@ -45,7 +45,7 @@ class Optimizers:
 
 
 class Job:
-    def __init__(self, folder: Path, seed: int, **config: Any) -> None:
+    def __init__(self, base: Path, seed: int, **config: Any) -> None:
         library("torchtitan")
         from slackwater.integrations.torchtitan import SlackwaterCheckpointManager
 
@@ -61,7 +61,7 @@ class Job:
             lr_schedulers=Counting(),
             states={"train_state": self.trained},
             sd_adapter=None,
-            base_folder=str(folder),
+            base_folder=str(base),
         )
         self.step()  # an optimizer has no state before its first step
 

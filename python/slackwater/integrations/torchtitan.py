@@ -144,7 +144,7 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
             self.staging_future, self.save_future = response.staging_completion, response.upload_completion
         else:
             dcp.save(self._flat_states(self.states), checkpoint_id=where, storage_writer=self._writer)
-        self._purge()
+        self._purge(curr_step)
         return True
 
     @torch.no_grad()
@@ -208,11 +208,11 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
 
         return {name: exported(value) for name, value in self.states[MODEL].state_dict().items()}
 
-    def _purge(self) -> None:
-        """Removes all but the newest directories. The newest one may still be in flight, so it takes two to keep one."""
+    def _purge(self, curr_step: int) -> None:
+        """Removes all but the newest directories. This step may still be in flight, so TorchTitan keeps at least two."""
         if self._purger is None or not self._storage.isdir(self.folder):
             return
-        for step in sorted(self._steps())[: -self.keep_latest_k]:
+        for step in sorted({*self._steps(), curr_step})[: -self.keep_latest_k]:
             self._purger.remove(self._directory(step))
 
     # Loading

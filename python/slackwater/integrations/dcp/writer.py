@@ -57,7 +57,18 @@ class _Save:
         self.rank = rank  # in the version; 0 is the coordinator's own part
         self.staging = stage
         self.coordinator: _core.Coordinator | None = None
+        self.place: _core.PartPlace | None = None  # on the coordinator
         self.replaced = False  # by a later save of this process into the same directory
+
+    def find_place(self, rank: int) -> _core.PartPlace:
+        """On disk, because DCP's plan cache may keep back what the coordinator sends along with a plan."""
+        place = _core.find_place(self.root, rank)
+        if self.replaced or (self.place is not None and self.place.run != place.run):
+            raise self.aborted()
+        return place
+
+    def aborted(self) -> AbortedError:
+        return AbortedError(f"a later save went into '{self.root}', and replaces this one", path=self.root)
 
     def close(self) -> None:
         self.coordinator = None  # releases the lock
@@ -129,7 +140,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
         try:
             if not self.overwrite and save.coordinator.has_version():
                 raise UsageError(f"Checkpoint already exists and self.overwrite=False: '{save.root}'")
-            save.coordinator.begin(_step(save.root), len(plans) + 1)
+            save.place = save.coordinator.begin(_step(save.root), len(plans) + 1)
         except BaseException:
             save.close()
             raise
@@ -142,7 +153,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
         save = self._save
         stage = save.staging
         try:
-            place = _core.find_place(save.root, save.rank)
+            place = save.find_place(save.rank)
             collected = _Collected(plan, planner, self._allow_pickle)
             text = self.engine.write(
                 place,
@@ -153,8 +164,10 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
                 changed=list if stage is None else stage.changed,
                 on_staged=None if stage is None else stage.finish,
             )
-        except BaseException:
+        except BaseException as error:
             self._drop_save()
+            if save.replaced and not isinstance(error, AbortedError):
+                raise save.aborted() from error
             raise
         results = [*collected.results, WriteResult(MetadataIndex(_PART), len(text), text)]
         future: Future[list[WriteResult]] = Future()
@@ -165,8 +178,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
         save = self._save
         try:
             coordinator = save.coordinator
-            if save.replaced:
-                raise AbortedError(f"a later save of this process went into '{save.root}', and replaces this one")
+            place = save.find_place(0)
             if coordinator is None:
                 raise UsageError("finish() was called without prepare_global_plan(); DCP calls both on the coordinator")
             texts: list[str] = []
@@ -184,7 +196,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
             blob = contents.dump_metadata(metadata, values, self._allow_pickle)
             texts.append(
                 self.engine.write(
-                    _core.find_place(save.root, 0),
+                    place,
                     [contents.TENSOR],
                     [torch.frombuffer(bytearray(blob), dtype=torch.uint8)],
                     [None],
