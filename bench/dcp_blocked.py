@@ -1,7 +1,7 @@
 """How long a checkpoint through torch.distributed.checkpoint holds up training, and when it is durable.
 
 One process with a gloo group of one rank, tensors in host memory. Each round updates every tensor in place, saves, and
-"computes" (sleeps) before the next update. *Blocked*: inside the save call, and waiting for the fence before the update.
+"computes" (sleeps) before the next update. *Blocked*: inside the save call, and waiting at the fence before the update.
 *Durable*: from the call until DCP reports the checkpoint. All ways take turns, in an order that changes each round, so
 that a slow minute of the machine meets all of them. Prints a table; --json writes every sample.
 
@@ -72,7 +72,9 @@ def all_ways(pool: str) -> list[Way]:
         Way("slackwater save", lambda s, at: dcp.save(s, checkpoint_id=at, storage_writer=ours)),
         Way("slackwater async_save", lambda s, at: dcp.async_save(s, checkpoint_id=at, storage_writer=ours)),
         Way("FileSystemWriter save", lambda s, at: dcp.save(s, storage_writer=FileSystemWriter(at))),
-        Way("FileSystemWriter async_save, thread", lambda s, at: dcp.async_save(s, storage_writer=FileSystemWriter(at))),
+        Way(
+            "FileSystemWriter async_save, thread", lambda s, at: dcp.async_save(s, storage_writer=FileSystemWriter(at))
+        ),
         Way(
             "FileSystemWriter async_save, thread, async staging",
             lambda s, at: dcp.async_save(s, storage_writer=FileSystemWriter(at), async_stager=staged),
@@ -96,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", type=Path, default=Path("build/bench-dcp"))
     parser.add_argument("--size", type=int, default=512, help="MiB of tensors")
-    parser.add_argument("--rounds", type=int, default=9, help="samples of each way, after one round that is not counted")
+    parser.add_argument("--rounds", type=int, default=9, help="samples of each way, after a round that is not counted")
     parser.add_argument("--compute", type=float, default=0.5, help="seconds between a save and the next update")
     parser.add_argument("--quick", action="store_true", help="64 MiB, 3 rounds")
     parser.add_argument("--json", type=Path)

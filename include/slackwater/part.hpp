@@ -1,5 +1,5 @@
-// Parts: a version whose ranks somebody else coordinates, such as torch.distributed.checkpoint. That coordinator gathers
-// and broadcasts already, so the ranks of Slackwater do not vote a second time:
+// Parts: a version whose ranks somebody else coordinates, such as torch.distributed.checkpoint. That coordinator
+// gathers and broadcasts already, so the ranks of Slackwater do not vote a second time:
 //
 //   coordinator:  begin()  ->  a place, on disk                 (claims the attempt, makes the version's directory)
 //   every rank:   find_place(), Engine::save() with State::part  ->  Snapshot::part(), a text

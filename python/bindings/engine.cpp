@@ -13,8 +13,8 @@
 #include "bindings.hpp"
 #include "mailbox.hpp"
 #include "snapshot.hpp"
-#include "structure.hpp"
 #include "store_relay.hpp"
+#include "structure.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
@@ -222,7 +222,8 @@ void bind_engine(nb::module_& module) {
            "is "
            "read any more; `after` are (device, stream) that produce it. Parts of the tree, by name: `values` are "
            "compared "
-           "between the ranks, `replicated` must be the same on all of them. `part`: this is one rank's part of a version "
+           "between the ranks, `replicated` must be the same on all of them. `part`: this is one rank's part of a "
+           "version "
            "that a Coordinator commits.")
       .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            "Make the pool for this state in the background.")

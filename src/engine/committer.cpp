@@ -181,8 +181,7 @@ void Committer::report_outcome(SaveJob& job, const Status& status, const std::st
 // directory goes after the next commit.
 void Committer::remove_remains(const SaveJob& job) {
   if (job.directory.empty()) return;
-  const Status removed = job.state.part ? remove_part(*shared_.fs, *job.state.part)
-                                        : remove_remains_of_version(job);
+  const Status removed = job.state.part ? remove_part(*shared_.fs, *job.state.part) : remove_remains_of_version(job);
   if (!removed) {
     log_.warn("the remains of step {} could not be removed: {}", job.name.step, removed.error().to_string());
   }

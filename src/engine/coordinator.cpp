@@ -31,7 +31,7 @@ struct Coordinator::Impl {
   const std::unique_ptr<FileSystem> fs = make_posix_file_system();
   const SystemClock clock;
   std::unique_ptr<VersionStore> store;
-  Catalog catalog;                  // when it was opened
+  Catalog catalog;  // when it was opened
   std::optional<PartPlace> begun;
 };
 
@@ -44,7 +44,8 @@ Status Coordinator::Impl::open() {
   const bool used = std::ranges::any_of(catalog.entries, [](const CatalogEntry& entry) { return entry.adoptable(); });
   if (used && !ours) {
     return fail(ErrorKind::kInvalidArgument,
-                "the directory holds checkpoints of a Slackwater run, which would be replaced; choose another one", root);
+                "the directory holds checkpoints of a Slackwater run, which would be replaced; choose another one",
+                root);
   }
   return {};
 }
@@ -58,8 +59,8 @@ Result<PartPlace> Coordinator::Impl::begin(std::uint64_t step, std::uint32_t wor
   }
   std::vector<std::string> members(world);
   std::ranges::generate(members, random_id);
-  SW_ASSIGN(const Attempt attempt, store->claim(run_name, std::move(adopted), std::move(members), catalog.set_aside(),
-                                                {.keep = 1}));
+  SW_ASSIGN(const Attempt attempt,
+            store->claim(run_name, std::move(adopted), std::move(members), catalog.set_aside(), {.keep = 1}));
   SW_TRY(store->make_version(step));
   begun = {.root = store->root(),
            .run = attempt.run,
@@ -76,11 +77,12 @@ Result<std::vector<Part>> Coordinator::Impl::parse(std::span<const std::string> 
   for (const std::string& text : texts) {
     SW_ASSIGN(Part part, parse_part(text));
     if (part.place.run != begun->run || part.place.attempt != begun->attempt || part.place.step != begun->step) {
-      return fail(ErrorKind::kAborted,
-                  fmt::format("rank {} wrote into attempt {} of step {}, not into attempt {} of step {}; another writer "
-                              "uses this directory",
-                              part.place.rank, part.place.attempt, part.place.step, begun->attempt, begun->step),
-                  root);
+      return fail(
+          ErrorKind::kAborted,
+          fmt::format("rank {} wrote into attempt {} of step {}, not into attempt {} of step {}; another writer "
+                      "uses this directory",
+                      part.place.rank, part.place.attempt, part.place.step, begun->attempt, begun->step),
+          root);
     }
     parts.push_back(std::move(part));
   }
@@ -168,12 +170,8 @@ Result<PartPlace> find_place(const std::string& root, std::uint32_t rank) {
                   fmt::format("the version that was begun has {} ranks, so there is no rank {}", attempt.world, rank),
                   root);
     }
-    return PartPlace{.root = root,
-                     .run = attempt.run,
-                     .step = name->step,
-                     .attempt = number,
-                     .rank = rank,
-                     .world = attempt.world};
+    return PartPlace{
+        .root = root, .run = attempt.run, .step = name->step, .attempt = number, .rank = rank, .world = attempt.world};
   }
   return fail(ErrorKind::kNotFound, fmt::format("the directory of attempt {} is not there", number), root);
 }

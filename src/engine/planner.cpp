@@ -62,8 +62,8 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
     SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.versions.without_lock().make_version(step); }));
   }
   // Every offset is fixed before a byte moves, so that slabs can be written in any order.
-  SW_ASSIGN(SnapshotLayout layout,
-            plan_layout(job->state, job->identity(options_), kMaxHeaderBytes, job->rank_directory(shared_.files, options_)));
+  SW_ASSIGN(SnapshotLayout layout, plan_layout(job->state, job->identity(options_), kMaxHeaderBytes,
+                                               job->rank_directory(shared_.files, options_)));
   job->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   job->snapshot->set_total(job->layout->size_bytes);
   // The first layout tells how large an automatic pool should be.
@@ -166,9 +166,9 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
 
 Status Planner::make_index(SaveJob& job) const {
   try {
-    const std::vector<IndexEntry> entries =
-        index_entries(job.state, *job.layout,
-                      protocol_ != nullptr || job.state.part ? std::optional(job.identity(options_).rank) : std::nullopt);
+    const std::vector<IndexEntry> entries = index_entries(
+        job.state, *job.layout,
+        protocol_ != nullptr || job.state.part ? std::optional(job.identity(options_).rank) : std::nullopt);
     job.tensor_count = entries.size();
     job.index_text = serialize_index(entries);
     // With several ranks, rank 0 checks that their parts make a whole.

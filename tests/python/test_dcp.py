@@ -24,9 +24,9 @@ from slackwater.integrations.dcp import (
     SlackwaterSavePlanner,
     SlackwaterStager,
     SlackwaterWriter,
+    parts,
     release_pool,
 )
-from slackwater.integrations.dcp import parts
 from slackwater.state.memory import SIZES
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
@@ -217,7 +217,9 @@ class Unknown:
 
 
 def test_objects_without_a_plain_form_are_refused_unless_pickles_are_allowed(path: Path) -> None:
-    with pytest.raises(CheckpointException, match=r"'thing' is a .*Unknown.*SlackwaterWriter\(..., allow_pickle=True\)"):
+    with pytest.raises(
+        CheckpointException, match=r"'thing' is a .*Unknown.*SlackwaterWriter\(..., allow_pickle=True\)"
+    ):
         write(path, {"thing": Unknown(3)})
     with pytest.raises(sw.NotFoundError):
         SlackwaterReader(path).read_metadata()
@@ -276,7 +278,9 @@ def test_metadata_is_read_back_as_it_was_saved(path: Path) -> None:
 
 def test_flattening_can_be_switched_off(path: Path) -> None:
     state = {"a": torch.ones(2), "b": {"c": 1}}
-    dcp.save(state, storage_writer=SlackwaterWriter(path, **SMALL), planner=DefaultSavePlanner(flatten_state_dict=False))
+    dcp.save(
+        state, storage_writer=SlackwaterWriter(path, **SMALL), planner=DefaultSavePlanner(flatten_state_dict=False)
+    )
     target = {"a": torch.zeros(2), "b": None}
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     dcp.load(target, storage_reader=SlackwaterReader(path), planner=planner)
@@ -454,9 +458,7 @@ def test_a_stager_may_be_given_apart_from_the_writer(path: Path) -> None:
 
 def test_the_stager_of_torch_works_with_this_writer(path: Path) -> None:
     stager = DefaultStager(StagingOptions(False, False, False, False))
-    future = dcp.async_save(
-        {"a": torch.ones(9)}, storage_writer=SlackwaterWriter(path, **SMALL), async_stager=stager
-    )
+    future = dcp.async_save({"a": torch.ones(9)}, storage_writer=SlackwaterWriter(path, **SMALL), async_stager=stager)
     future.result()
     stager.close()
     assert torch.equal(read(path, {"a": torch.zeros(9)})["a"], torch.ones(9))

@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint through Slackwater on several ranks: sharded models, other numbers of ranks, failures."""
+"""torch.distributed.checkpoint through Slackwater on several ranks: shards, other numbers of ranks, failures."""
 
 from __future__ import annotations
 

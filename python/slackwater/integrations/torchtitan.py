@@ -111,7 +111,12 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
         self._storage = DirectoryStorage()
         self.states = states
         self.states.update(
-            {MODEL: ModelWrapper(model_parts), OPTIMIZER: optimizers, DATALOADER: dataloader, LR_SCHEDULER: lr_schedulers}
+            {
+                MODEL: ModelWrapper(model_parts),
+                OPTIMIZER: optimizers,
+                DATALOADER: dataloader,
+                LR_SCHEDULER: lr_schedulers,
+            }
         )
         # Collectives of a save in the background must not mix with those of training.
         self._group = dist.new_group(backend="gloo") if config.asynchronous and dist.is_initialized() else None
@@ -209,7 +214,7 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
         return {name: exported(value) for name, value in self.states[MODEL].state_dict().items()}
 
     def _purge(self, curr_step: int) -> None:
-        """Removes all but the newest directories. This step may still be in flight, so TorchTitan keeps at least two."""
+        """Removes all but the newest directories. This one may be in flight, so TorchTitan keeps at least two."""
         if self._purger is None or not self._storage.isdir(self.folder):
             return
         for step in sorted({*self._steps(), curr_step})[: -self.keep_latest_k]:

@@ -36,7 +36,7 @@ TENSOR = "__slackwater_dcp__"  # hidden by its first letters
 
 @dataclass
 class Value:
-    """One value of a state dict, as text. ``kind``: "plain", "BytesIO", or "opaque": bytes of a planner of the user's."""
+    """One value of a state dict, as text. ``kind``: "plain", "BytesIO", or "opaque", bytes of a user's own planner."""
 
     kind: str
     text: str
@@ -202,7 +202,9 @@ def load_metadata(text: bytes, path: str, allow_pickle: bool) -> Contents:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UnsupportedError):
             raise
-        raise DamagedError(f"the DCP metadata of '{path}' is not what Slackwater writes: {error!r}", path=path) from error
+        raise DamagedError(
+            f"the DCP metadata of '{path}' is not what Slackwater writes: {error!r}", path=path
+        ) from error
     return Contents(Metadata(described, planner_data, storage_data={}, storage_meta=StorageMeta()), values)
 
 

@@ -213,4 +213,3 @@ def release_pool() -> None:
         for engine in list(_engines.values()):
             engine.close_quietly(None)
         _engines.clear()
-

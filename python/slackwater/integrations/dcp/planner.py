@@ -57,8 +57,10 @@ class SlackwaterSavePlanner(DefaultSavePlanner):
         cache = self._cache
         known = len(cache.plans) == len(all_plans)
         if not known and not all(plan.usable for plan in all_plans):
-            raise UsageError("a rank planned with a plan cache that the coordinator does not have; use one cache_key for "
-                             "one set of ranks")
+            raise UsageError(
+                "a rank planned with a plan cache that the coordinator does not have; use one cache_key for "
+                "one set of ranks"
+            )
         merged = [plan if plan.usable else cache.plans[rank] for rank, plan in enumerate(all_plans)]
         if known and cache.metadata is not None and not any(plan.usable for plan in all_plans):
             told, metadata = cache.told, cache.metadata

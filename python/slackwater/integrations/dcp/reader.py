@@ -193,7 +193,13 @@ class _Read:
     """One box on its way into a tensor: straight into its memory, or by way of another tensor if that cannot be."""
 
     def __init__(
-        self, item: ReadItem, planner: LoadPlanner, name: str, shape: tuple[int, ...], offset: tuple[int, ...], dtype: str
+        self,
+        item: ReadItem,
+        planner: LoadPlanner,
+        name: str,
+        shape: tuple[int, ...],
+        offset: tuple[int, ...],
+        dtype: str,
     ) -> None:
         self.item = item
         self.planner = planner

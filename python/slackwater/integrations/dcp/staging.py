@@ -83,7 +83,9 @@ class Staging(Future):  # type: ignore[type-arg]
     def changed(self) -> list[str]:
         """Tensors that were written to since they were staged, although the fence had not come."""
         now = torch_state.versions([tensor for _, tensor in self._watched])
-        return [name for (name, _), before, after in zip(self._watched, self._versions, now, strict=True) if before != after]
+        return [
+            name for (name, _), before, after in zip(self._watched, self._versions, now, strict=True) if before != after
+        ]
 
     def _watch(self, saver: threading.Thread) -> None:
         """A save that fails early never calls write_data. Then the end of its thread opens the fence."""

@@ -373,7 +373,14 @@ def _process_rank() -> int:
 
 
 def _settings(options: dict[str, Any]) -> dict[str, str]:
-    known = {row["name"] for row in _core.option_table()} - {"rank", "world", "keep", "keep_every", "keep_best", "run_name"}
+    known = {row["name"] for row in _core.option_table()} - {
+        "rank",
+        "world",
+        "keep",
+        "keep_every",
+        "keep_best",
+        "run_name",
+    }
     settings = {}
     for name, value in options.items():
         if name in _OF_FILE_SYSTEM_WRITER:
