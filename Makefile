@@ -224,6 +224,10 @@ bench-s3: build $(VENV)/.object-stores  ## upload and restore through an object 
 	mkdir -p bench/results
 	$(BIN)/python bench/s3_transfer.py --dir build --json bench/results/s3.json $(ARGS)
 
+.PHONY: bench-dcp
+bench-dcp: build  ## checkpoints through torch.distributed.checkpoint beside its own writer (minutes); ARGS="--quick"
+	$(BIN)/python bench/dcp_blocked.py --json bench/results/dcp.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

@@ -88,6 +88,8 @@ class Snapshot {
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
+  // For State::part, once kCommitted is reached: what Coordinator::commit() wants of this rank. Empty before that.
+  [[nodiscard]] std::string part() const;
 
   class Impl;  // src/engine
   explicit Snapshot(std::shared_ptr<Impl> impl);
@@ -145,7 +147,8 @@ struct Restored {
 
 class Engine {
  public:
-  // Makes the directory if only its last component is missing, takes the lock, and lists the versions. Starts no
+  // Makes the directory if only its last component is missing, takes the lock, and lists the versions. An engine
+  // without a directory (an empty path) saves only parts (slackwater/part.hpp). Starts no
   // threads, with one exception: if the process already uses a CUDA device and the size of the pool is set, the pool is
   // made now and registered with the driver in the background.
   [[nodiscard]] static Result<Engine> open(Options options);

@@ -56,7 +56,7 @@ struct TierOptions {
 };
 
 struct Options {
-  std::string path;                     // directory of tier 0; created if its parent exists
+  std::string path;                     // directory of tier 0; created if its parent exists; empty: for parts only
   std::uint64_t pool_bytes = 0;         // 0: automatic, min(state, 1/4 of available memory / local ranks)
   std::uint64_t slab_bytes = 8u << 20;  // a multiple of 1 MiB
   unsigned copy_threads = 0;            // 0: automatic

@@ -13,8 +13,8 @@
 #include "bindings.hpp"
 #include "mailbox.hpp"
 #include "snapshot.hpp"
-#include "structure.hpp"
 #include "store_relay.hpp"
+#include "structure.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
@@ -60,7 +60,8 @@ class PyEngine {
   bool save(std::uint64_t step, const Structure& structure, const Addresses& addresses, const nb::bytes& tree,
             std::map<std::string, std::string> metadata, const nb::object& owner, nb::list arrived,
             const StreamList& after, std::map<std::string, double> metrics, bool pin, bool never_skip,
-            std::map<std::string, std::string> values, std::map<std::string, std::string> replicated) {
+            std::map<std::string, std::string> values, std::map<std::string, std::string> replicated,
+            const PartPlace* part) {
     State state;
     state.tensors = structure.with_addresses(addresses);
     state.objects = structure.objects;
@@ -72,6 +73,7 @@ class PyEngine {
     state.never_skip = never_skip;
     state.values = std::move(values);
     state.replicated_values = std::move(replicated);
+    if (part != nullptr) state.part = *part;
     // The engine releases the owner on a thread of its own, which must not take the GIL. The mailbox drops it later.
     state.owner = std::shared_ptr<void>(nb::object(owner).release().ptr(), [mailbox = mailbox_](void* object) {
       mailbox->defer_decref(static_cast<PyObject*>(object));
@@ -239,12 +241,14 @@ void bind_engine(nb::module_& module) {
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
            nb::arg("values") = std::map<std::string, std::string>(),
-           nb::arg("replicated") = std::map<std::string, std::string>(),
+           nb::arg("replicated") = std::map<std::string, std::string>(), nb::arg("part").none() = nb::none(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
            "is "
            "read any more; `after` are (device, stream) that produce it. Parts of the tree, by name: `values` are "
            "compared "
-           "between the ranks, `replicated` must be the same on all of them.")
+           "between the ranks, `replicated` must be the same on all of them. `part`: this is one rank's part of a "
+           "version "
+           "that a Coordinator commits.")
       .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            "Make the pool for this state in the background.")
       .def("wait_prepared", &PyEngine::wait_prepared, "Until every slab of the pool can be used, or it is closed.")

@@ -18,5 +18,6 @@ NB_MODULE(_core, module) {
   bind_structure(module);
   bind_tensor_reader(module);
   bind_tables(module);
+  bind_part(module);
   bind_engine(module);
 }

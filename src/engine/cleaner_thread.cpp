@@ -118,6 +118,7 @@ void CleanerThread::clean_up(Need need) {
 }
 
 std::function<bool()> CleanerThread::room_maker() {
+  if (!versions_.exists()) return [] { return false; };  // only parts are saved, and nothing is ours to delete
   VersionStore& store = versions_.without_lock();
   // Counted from before the call that found no space: a version deleted since then is also worth another try.
   return [this, &store, before = store.removed_count(), pauses = 0]() mutable {

@@ -11,6 +11,7 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
+#include "engine/part.hpp"
 #include "engine/skip_thread.hpp"
 
 namespace slackwater {
@@ -103,15 +104,19 @@ Status Committer::commit(SaveJob& job, const std::stop_token& stop) {
   pin_ahead(job);
   // The point of no return: from here on only this thread says how the step ended.
   if (const auto error = job.snapshot->begin_decision()) return fail(*error);
+  if (job.state.part) {  // its coordinator decides
+    job.snapshot->set_part(serialize(Part{.place = *job.state.part,
+                                          .record = vote.digest,
+                                          .index_text = std::move(job.index_text),
+                                          .size_bytes = job.layout->size_bytes}));
+    return {};
+  }
   return ranks_ ? ranks_->decide(job, vote, stop) : decide_alone(job, vote);
 }
 
 // Syncs this rank's files, then writes the record with their digests. The rank votes with a reference to that record.
 Result<RecordReference> Committer::write_record(SaveJob& job) {
-  Record record{
-      .run = job.attempt.run,
-      .identity = {.step = job.name.step, .attempt = job.name.attempt, .rank = options_.rank, .world = options_.world},
-      .files = {}};
+  Record record{.run = job.attempt.run, .identity = job.identity(options_), .files = {}};
   for (std::size_t part = 0; part < job.written.size(); ++part) {
     WrittenFile& written = *job.written[part];
     const FileLayout& layout = job.layout->parts[part];
@@ -124,6 +129,7 @@ Result<RecordReference> Committer::write_record(SaveJob& job) {
   }
   // With several ranks, rank 0 writes the index once it has the parts of all ranks.
   const std::string no_index;
+  if (job.state.part) return write_part_record(*shared_.fs, *job.state.part, record);
   return cleaner_.exclusive_with_room([&](VersionStore& versions) {
     return versions.write_record(record, protocol_ != nullptr ? no_index : job.index_text);
   });
@@ -175,13 +181,17 @@ void Committer::report_outcome(SaveJob& job, const Status& status, const std::st
 // directory goes after the next commit.
 void Committer::remove_remains(const SaveJob& job) {
   if (job.directory.empty()) return;
-  const Status removed = shared_.versions.exclusive([&](VersionStore& versions) {
-    return protocol_ != nullptr ? versions.discard(job.name, options_.rank)
-                                : versions.remove(job.name, "it could not be committed");
-  });
+  const Status removed = job.state.part ? remove_part(*shared_.fs, *job.state.part) : remove_remains_of_version(job);
   if (!removed) {
     log_.warn("the remains of step {} could not be removed: {}", job.name.step, removed.error().to_string());
   }
+}
+
+Status Committer::remove_remains_of_version(const SaveJob& job) {
+  return shared_.versions.exclusive([&](VersionStore& versions) {
+    return protocol_ != nullptr ? versions.discard(job.name, options_.rank)
+                                : versions.remove(job.name, "it could not be committed");
+  });
 }
 
 // Writes a requested pin before this rank votes. If that fails, finish_pin() tries once more.

@@ -34,6 +34,7 @@ class Committer {
   [[nodiscard]] Status decide_alone(const SaveJob& job, const RecordReference& vote);
   void report_outcome(SaveJob& job, const Status& status, const std::stop_token& stop);
   void remove_remains(const SaveJob& job);
+  [[nodiscard]] Status remove_remains_of_version(const SaveJob& job);
   void pin_ahead(SaveJob& job);
   void finish_pin(SaveJob& job, bool committed);
   void log_pool_size(const Snapshot::Impl& snapshot) const;

@@ -13,7 +13,8 @@ namespace slackwater {
 namespace {
 
 Status check_options(const Options& options) {
-  if (options.path.empty()) return fail(ErrorKind::kInvalidArgument, "no directory was given: set Options::path");
+  if (options.path.empty() && options.world != 1)
+    return fail(ErrorKind::kInvalidArgument, "no directory was given: set Options::path");
   if (options.slab_bytes == 0 || options.slab_bytes % kBlockBytes != 0 || options.slab_bytes > (1u << 30))
     return fail(ErrorKind::kInvalidArgument, "slab must be a multiple of 1 MiB, at most 1 GiB");
   if (options.in_flight == 0) return fail(ErrorKind::kInvalidArgument, "in_flight must be 1 or more");
@@ -54,6 +55,9 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
     SW_ASSIGN(parts.tiers, open_tiers(options, *parts.fs));
   }
   const Log log(options.log);
+  if (options.path.empty()) {  // for parts only
+    return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), nullptr, Catalog{}, log));
+  }
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
   SW_ASSIGN(const Catalog catalog, versions->scan());

@@ -50,9 +50,15 @@ Result<std::optional<Snapshot>> Engine::Impl::save(std::uint64_t step, State sta
 }
 
 Result<std::optional<Restored>> Engine::Impl::restore(const RestoreOptions& options, const Plan& plan) {
+  SW_TRY(has_directory());
   auto restored = restorer_.restore(options, plan);
   if (restored && *restored) saver_.go_on_from((*restored)->version.step);
   return restored;
+}
+
+Status Engine::Impl::has_directory() const {
+  if (!options_.path.empty()) return {};
+  return fail(ErrorKind::kInvalidArgument, "this engine has no directory, and saves only parts: set Options::path");
 }
 
 Status Engine::Impl::wait(Level level, std::optional<std::chrono::milliseconds> timeout) {
@@ -132,6 +138,7 @@ Status Engine::Impl::pin(std::uint64_t step) {
 
 Status Engine::Impl::remove(std::uint64_t step) {
   SW_TRY(shared_.jobs.usable());
+  SW_TRY(has_directory());
   if (options_.rank != 0)
     return fail(ErrorKind::kInvalidArgument, "only rank 0 may delete a checkpoint", options_.path);
   const auto nobody_else_deletes = shared_.cleaner.hold();

@@ -60,6 +60,7 @@ class Engine::Impl {
   [[nodiscard]] bool stuck() const { return stuck_.load(std::memory_order_acquire); }
 
  private:
+  [[nodiscard]] Status has_directory() const;
   [[nodiscard]] Status start_threads();  // with InFlight's lock held
   [[nodiscard]] Result<VersionName> find_version(std::uint64_t step) const;
   // In close.cpp.

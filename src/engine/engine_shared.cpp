@@ -50,9 +50,9 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
                          .direct_io = options.direct_io,
                          .on_released = [this] { cleaner.request(); }}),
       live(catalog, retention, [this] { return held(); }),
-      cleaner(options.rank == 0, retention, versions, live, errors, log),
+      cleaner(options.rank == 0 && !options.path.empty(), retention, versions, live, errors, log),
       turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {
-  versions.without_lock().set_held([this] { return held(); });
+  if (versions.exists()) versions.without_lock().set_held([this] { return held(); });
 }
 
 EngineShared::~EngineShared() = default;

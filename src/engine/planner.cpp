@@ -9,6 +9,7 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "capture/value_digests.hpp"
+#include "engine/part.hpp"
 #include "engine/skip_thread.hpp"
 #include "version/index_entries.hpp"
 
@@ -50,16 +51,20 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
   // first samples would go unnoticed. The step would be committed with the bytes of the next one.
   if (const Status sampled = sample_devices(*job); !sampled) job->snapshot->fail(sampled.error());
   // Even a step that has already failed needs the attempt, to tell the other ranks.
-  SW_TRY(ensure_attempt(*job, stop));
+  if (job->state.part) {
+    SW_TRY(take_place(*job));
+  } else {
+    SW_TRY(ensure_attempt(*job, stop));
+  }
   if (const auto error = job->snapshot->error()) return fail(*error);
   // Without the store's lock: sw-commit may hold that during the syncs of an earlier step, and the copies of this one
   // must not wait for them. make_version() needs only the attempt, which only this thread claims.
-  SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.versions.without_lock().make_version(step); }));
+  if (!job->state.part) {
+    SW_ASSIGN(job->directory, cleaner_.with_room([&] { return shared_.versions.without_lock().make_version(step); }));
+  }
   // Every offset is fixed before a byte moves, so that slabs can be written in any order.
-  SW_ASSIGN(SnapshotLayout layout,
-            plan_layout(job->state,
-                        {.step = step, .attempt = job->attempt.number, .rank = options_.rank, .world = options_.world},
-                        kMaxHeaderBytes, shared_.files.directory(options_.rank)));
+  SW_ASSIGN(SnapshotLayout layout, plan_layout(job->state, job->identity(options_), kMaxHeaderBytes,
+                                               job->rank_directory(shared_.files, options_)));
   job->layout = std::make_shared<const SnapshotLayout>(std::move(layout));
   job->snapshot->set_total(job->layout->size_bytes);
   watch_free_space(job->layout->size_bytes);
@@ -92,6 +97,17 @@ Status Planner::sample_devices(SaveJob& job) {
     job.device_copies.push_back(
         {part.device, std::move(copies), part.early == nullptr ? nullptr : part.early->filled()});
   }
+  return {};
+}
+
+// The part of a rank that somebody else coordinates: the coordinator has claimed the attempt and made the directory.
+Status Planner::take_place(SaveJob& job) const {
+  const PartPlace& place = *job.state.part;
+  job.name = {place.step, place.attempt};
+  job.attempt.number = place.attempt;
+  job.attempt.run = place.run;
+  job.attempt.world = place.world;
+  SW_ASSIGN(job.directory, prepare_directory(*shared_.fs, place));
   return {};
 }
 
@@ -177,11 +193,13 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
 
 Status Planner::make_index(SaveJob& job) const {
   try {
-    const std::vector<IndexEntry> entries =
-        index_entries(job.state, *job.layout, protocol_ != nullptr ? std::optional(options_.rank) : std::nullopt);
+    const std::vector<IndexEntry> entries = index_entries(
+        job.state, *job.layout,
+        protocol_ != nullptr || job.state.part ? std::optional(job.identity(options_).rank) : std::nullopt);
     job.tensor_count = entries.size();
     job.index_text = serialize_index(entries);
     // With several ranks, rank 0 checks that their parts make a whole.
+    if (job.state.part) return {};  // so does the coordinator of parts
     if (protocol_ == nullptr) return check_complete(entries);
     job.value_digests = digest_values(job.state.values, job.stage_job->tree);
     job.state.values.clear();  // as large as the tree: not kept until the commit

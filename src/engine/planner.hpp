@@ -32,6 +32,7 @@ class Planner {
   // Queues the first samples of the torn-capture guard on each device.
   [[nodiscard]] static Status sample_devices(SaveJob& job);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
+  [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);
 

@@ -70,6 +70,18 @@ struct SaveJob {
 
   std::atomic<bool> drained{false};  // all its copies and writes have ended; sw-commit takes over
 
+  // Who writes the files of this job: the rank of the engine, or of the part.
+  [[nodiscard]] FileIdentity identity(const Options& options) const {
+    return {.step = name.step,
+            .attempt = name.attempt,
+            .rank = state.part ? state.part->rank : options.rank,
+            .world = state.part ? state.part->world : options.world};
+  }
+  [[nodiscard]] std::string rank_directory(const RankFiles& of_world, const Options& options) const {
+    return state.part ? RankFiles::of_world(state.part->world).directory(state.part->rank)
+                      : of_world.directory(options.rank);
+  }
+
   // Ends one operation. The last one calls `on_drained`.
   void finish_operation(const std::function<void()>& on_drained) {
     bool last = false;

@@ -38,7 +38,9 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   const std::pair checked(state.structure, state.tensors.size());
   SW_TRY(check_state(state, state.structure && checked == checked_));
   checked_ = checked;
-  SW_TRY(check_step(step));
+  if (!state.part) SW_TRY(check_step(step));
+  if (!state.part && options_.path.empty())
+    return fail(ErrorKind::kInvalidArgument, "no directory was given: set Options::path");
 
   Spec spec{.step = step,
             .save_began = began,
@@ -46,7 +48,7 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
             .sealed_by_caller = state.sealed_by_caller,
             .tensor_count = state.tensors.size()};
   // Before this step can fail: the versions that were there stay live, whatever happens to it.
-  if (!last_step_) shared_.live.lock()->adopt_all();
+  if (!last_step_ && !state.part) shared_.live.lock()->adopt_all();
   if (jobs_.empty()) shared_.engine_status->note_progress();  // an idle engine has not stalled
   if (turns_ != nullptr) {
     // Jobs in flight do not matter here: all ranks save exactly the steps for which rank 0 gives a turn.
@@ -103,8 +105,9 @@ Result<std::optional<Snapshot>> Saver::save(std::uint64_t step, State state) {
   // The capture may have taken long, and close() may have run since. The step is accepted here: from now on close()
   // waits for it or names it.
   Status started;
+  const bool is_part = job->state.part.has_value();
   const bool open = jobs_.accept(std::move(job), [&] {
-    last_step_ = step;
+    if (!is_part) last_step_ = step;  // parts go to any directory, in any order
     started = start_threads_();
     return started.has_value();
   });

@@ -23,6 +23,7 @@ void Snapshot::seal(std::vector<std::string> torn_tensors, const std::vector<std
 std::optional<Error> Snapshot::error() const { return impl_->error(); }
 std::vector<std::string> Snapshot::torn_tensors() const { return impl_->torn_tensors(); }
 Progress Snapshot::progress() const { return impl_->progress(); }
+std::string Snapshot::part() const { return impl_->part(); }
 SnapshotStats Snapshot::stats() const { return impl_->stats(); }
 
 }  // namespace slackwater

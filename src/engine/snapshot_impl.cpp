@@ -206,6 +206,17 @@ SnapshotStats Snapshot::Impl::stats() const {
   return stats_;
 }
 
+std::string Snapshot::Impl::part() const {
+  if (engine_status_->is_disowned()) return {};
+  std::lock_guard lock(mutex_);
+  return part_;
+}
+
+void Snapshot::Impl::set_part(std::string part) {
+  std::lock_guard lock(mutex_);
+  part_ = std::move(part);
+}
+
 void Snapshot::Impl::finish_save() {
   std::lock_guard lock(mutex_);
   stats_.save_seconds = since_save_began();

@@ -47,6 +47,7 @@ class Snapshot::Impl {
   [[nodiscard]] std::optional<Error> error() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
+  [[nodiscard]] std::string part() const;
   [[nodiscard]] std::uint64_t step() const { return spec_.step; }
   [[nodiscard]] std::vector<std::uint32_t> at_once_tensors() const {
     return spec_.at_once_tensors.value_or(std::vector<std::uint32_t>());
@@ -67,6 +68,7 @@ class Snapshot::Impl {
   // The point of no return, for sw-commit. Waits until the snapshot is sealed or failed. Returns the error if it
   // failed; otherwise only conclude() can end it from now on.
   [[nodiscard]] std::optional<Error> begin_decision();
+  void set_part(std::string part);       // before conclude()
   void conclude(const Status& outcome);  // committed, or failed with this error
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
 
@@ -89,6 +91,7 @@ class Snapshot::Impl {
   mutable std::condition_variable changed_;
   Level level_ = Level::kCaptured;
   std::optional<Error> error_;
+  std::string part_;  // of State::part
   std::vector<std::string> torn_tensors_;
   bool released_ = false;
   std::vector<DevicePoint> points_;  // after all copies of each device; empty once released

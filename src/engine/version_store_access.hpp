@@ -20,6 +20,9 @@ class VersionStoreAccess {
  public:
   explicit VersionStoreAccess(std::unique_ptr<VersionStore> store) : store_(std::move(store)) {}
 
+  // False for an engine without a directory. Before close() only.
+  [[nodiscard]] bool exists() const { return store_ != nullptr; }
+
   // For sw-plan and sw-commit: `call` has the store to itself.
   template <class Call>
   auto exclusive(const Call& call) -> decltype(call(std::declval<VersionStore&>())) {

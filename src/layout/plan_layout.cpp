@@ -86,7 +86,13 @@ void untie_parts(const State& state, Ties& ties) {
 Ties find_ties(const State& state) {
   Ties ties(state.tensors.size());
   TiedTable seen(state.tensors);
-  for (std::uint32_t i = 0; i < ties.size(); ++i) ties[i] = is_empty(state.tensors[i]) ? i : seen.insert(i);
+  for (std::uint32_t i = 0; i < ties.size(); ++i) {
+    const Tensor& tensor = state.tensors[i];
+    // Somebody else decides which rank writes which box of a part. So one box of a tensor may be tied here, and another
+    // one stored by a rank that does not have the first name. Only whole tensors can be tied then.
+    const bool apart = state.part && tensor.shard && tensor.shape != tensor.shard->global_shape;
+    ties[i] = is_empty(tensor) || apart ? i : seen.insert(i);
+  }
   untie_parts(state, ties);
   return ties;
 }

@@ -247,9 +247,17 @@ Result<std::string> VersionStore::make_version(std::uint64_t step) {
 
 Result<RecordReference> VersionStore::write_record(const Record& record, const std::string& index_text) {
   SW_TRY(check_claimed(record.identity.attempt));
+  auto written = write_record_files(fs_, root_, files_of(record.identity.world), record, index_text);
+  // A newer attempt removes what an older one has not decided. If that is why the directory is gone, say so.
+  if (!written && written.error().kind == ErrorKind::kNotFound) SW_TRY(check_newest());
+  return written;
+}
+
+Result<RecordReference> VersionStore::write_record_files(FileSystem& fs, const std::string& root,
+                                                         const RankFiles& files, const Record& record,
+                                                         const std::string& index_text) {
   const std::uint32_t rank = record.identity.rank;
-  const std::string directory = version_path(root_, {record.identity.step, record.identity.attempt});
-  const RankFiles files = files_of(record.identity.world);
+  const std::string directory = version_path(root, {record.identity.step, record.identity.attempt});
   const std::string own = files.directory(rank);
   const std::string text = serialize(record);
   RecordReference reference{rank, files.record(rank), digest128(text)};
@@ -258,22 +266,20 @@ Result<RecordReference> VersionStore::write_record(const Record& record, const s
 
   // The bytes first: a name that is durable without its bytes would be a record that cannot be read.
   Status status;
-  if (!index_text.empty()) status = write_durably(fs_, index_path, index_text);
-  if (status) status = write_durably(fs_, record_path, text);
+  if (!index_text.empty()) status = write_durably(fs, index_path, index_text);
+  if (status) status = write_durably(fs, record_path, text);
   // Then the names, from the inside out. This rank syncs every directory up to the root, whoever made it: another rank
   // may have made it and died before its own sync. open() has synced the parents of the root.
-  if (status && !own.empty()) status = fs_.sync_directory(fmt::format("{}/{}", directory, own));
-  if (status) status = fs_.sync_directory(directory);
-  if (status) status = fs_.sync_directory(root_);
+  if (status && !own.empty()) status = fs.sync_directory(fmt::format("{}/{}", directory, own));
+  if (status) status = fs.sync_directory(directory);
+  if (status) status = fs.sync_directory(root);
   if (status) return reference;
 
   // The caller may make room and call again. Files are created exclusively, so the names must be free then.
   if (status.error().kind == ErrorKind::kNoSpace) {
-    if (!index_text.empty()) (void)fs_.unlink(index_path);
-    (void)fs_.unlink(record_path);
+    if (!index_text.empty()) (void)fs.unlink(index_path);
+    (void)fs.unlink(record_path);
   }
-  // A newer attempt removes what an older one has not decided. If that is why the directory is gone, say so.
-  if (status.error().kind == ErrorKind::kNotFound) SW_TRY(check_newest());
   return fail(std::move(status).error());
 }
 

@@ -70,6 +70,10 @@ class VersionStore {
   // `index_text` comes from serialize_index(); the engine makes it while bytes still move. With several ranks it is
   // empty: the leader writes the index with write_index() once it has everybody's part.
   [[nodiscard]] Result<RecordReference> write_record(const Record& record, const std::string& index_text);
+  // The same without an attempt of one's own, for parts (slackwater/part.hpp).
+  [[nodiscard]] static Result<RecordReference> write_record_files(FileSystem& fs, const std::string& root,
+                                                                  const RankFiles& files, const Record& record,
+                                                                  const std::string& index_text);
   [[nodiscard]] Status write_index(const VersionName& version, const std::string& index_text);
 
   // Publishes the decision. A commit states where the files are. If there is a decision already, it is read, made
