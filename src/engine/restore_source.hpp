@@ -30,8 +30,8 @@ class RestoreSource {
   [[nodiscard]] FileSystem& fs() { return overlay_ ? *overlay_ : *shared_.fs; }
 
   [[nodiscard]] bool fetches() const { return overlay_ && shared_.options.world > 1; }
-  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there once
-  // for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
+  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there
+  // once for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
   void fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
              const std::function<void()>& on_progress);
 

@@ -192,6 +192,27 @@ TEST_F(TiersRanksTest, WhatSeveralRanksNeedFromBelowIsReadOnce) {
   close_all(ranks);
 }
 
+TEST_F(TiersRanksTest, ARepairIsVisibleOnlyWhenAllRanksHaveCopied) {
+  Ranks first = start(2);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(upper());
+  Ranks ranks = start(2);
+  // Rank 1 cannot write its part to tier 0, neither before it reads nor afterwards.
+  ranks[1]->fs->fail(FsCall::kWriteAt, EIO, {.times = kAlways, .path = upper() + "/step-"});
+  ranks[0]->fs->watch(FsCall::kOpen, upper() + "/step-0000000001.a1/rank-00001.record");
+  EXPECT_EQ(restore_all(ranks), 1u);
+  // Rank 0 looks for it again and again.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (ranks[0]->fs->watched_calls() < 3) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "rank 0 does not wait for rank 1";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  close_all(ranks);
+  EXPECT_TRUE(list_versions(upper()).value().empty()) << "half a version is visible";
+}
+
 // Three simulated nodes with two ranks each. Each node has a directory of its own.
 class NodeLocalTest : public TiersRanksTest {
  protected:
