@@ -1,6 +1,7 @@
 #include "engine/cleaner_thread.hpp"
 
 #include <exception>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,17 @@ CleanerThread::~CleanerThread() { stop(); }
 void CleanerThread::start() {
   if (!deletes_ || thread_.joinable()) return;
   thread_ = start_thread("sw-clean", [this](const std::stop_token& stop) { loop(stop); });
+}
+
+void CleanerThread::begin_deleting() {
+  if (deletes_) return;
+  deletes_ = true;
+  try {
+    start();
+  } catch (const std::system_error& trouble) {
+    deletes_ = false;
+    log_.error("old checkpoints of this node are not deleted, because there is no thread to do it: {}", trouble.what());
+  }
 }
 
 void CleanerThread::request(Need need) {

@@ -1,11 +1,13 @@
 // CleanerThread: removes old versions on a thread of its own (sw-clean), so that no commit, no copy and no trainer
 // waits for a delete. version/retention.hpp says what may be deleted, and version/version_cleaner.hpp deletes it. If
 // requests come while it is busy, one more run serves them all.
-// Only rank 0 deletes. On other ranks there is no such thread, and every call returns at once.
+// Only rank 0 deletes, and with Options::node_local one rank of each other node. On other ranks there is no such
+// thread, and every call returns at once.
 // Owned by EngineShared. Thread rule: thread-safe; start() and stop() belong to the engine.
 // Lifetime: stopped before the version store is closed, and after the threads that ask it to free space.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -30,6 +32,8 @@ class CleanerThread {
   ~CleanerThread();
 
   void start();  // idempotent; throws std::system_error, as start_thread() does
+  // From now on this rank deletes: it leads the ranks of a node that has a directory of its own. From sw-plan.
+  void begin_deleting();
   void request(Need need = Need::kRoutine);
   // A version was committed and is live now. Requests a run if that leaves something to delete.
   void note_committed(const Manifest& manifest, bool pinned);
@@ -61,7 +65,7 @@ class CleanerThread {
   // For a caller that needs space now. Returns when a run that began after this call has ended, or at stop().
   void run_now();
 
-  const bool deletes_;
+  std::atomic<bool> deletes_;
   const RetentionPolicy& policy_;
   VersionStoreAccess& versions_;
   Guarded<LiveVersions>& live_;

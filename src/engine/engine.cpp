@@ -28,6 +28,9 @@ Status check_options(const Options& options) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("rank is {}, and must be below world ({})", options.rank, options.world));
   if (options.local_ranks == 0) return fail(ErrorKind::kInvalidArgument, "local_ranks must be 1 or more");
+  if (options.node_local && options.world > 1 && !options.store)
+    return fail(ErrorKind::kInvalidArgument,
+                "node_local needs a store that all ranks reach (Options::store), because they share no directory");
   if (options.fan_in < 2) return fail(ErrorKind::kInvalidArgument, "fan_in must be 2 or more");
   return {};
 }

@@ -10,7 +10,10 @@ namespace {
 
 std::unique_ptr<RankTransport> make_transport(const Options& options, FileSystem& fs, const Clock& clock) {
   if (options.world == 1) return nullptr;
-  if (options.store) return std::make_unique<KeyValueTransport>(*options.store, clock, options.path);
+  // All ranks must mean the same run. If each node has a directory of its own, they share only the tier below.
+  const std::string below = options.tiers.empty() ? std::string() : options.tiers.front().location;
+  const std::string run = options.node_local ? "node-local " + below : options.path;
+  if (options.store) return std::make_unique<KeyValueTransport>(*options.store, clock, run);
   return std::make_unique<KeyValueTransport>(fs, clock, options.path);
 }
 
@@ -34,6 +37,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
                                                .fan_in = options.fan_in,
                                                .timeout = options.commit_timeout,
                                                .files = files,
+                                               .node_local = options.node_local,
                                                // Waiting for a rank that still writes is no stall.
                                                .on_heartbeat = [status = engine_status] { status->note_progress(); }},
                          *transport, *fs, *clock)

@@ -74,6 +74,7 @@ struct EngineShared {
   VersionStoreAccess versions;
   Promotions promotions;
   Guarded<LiveVersions> live;
+  std::atomic<std::uint32_t> newest_attempt_seen{0};  // by a restore, on any tier and any node
   Guarded<std::set<VersionName>> repairing;  // on tier 0: not complete yet, and not to be deleted
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.

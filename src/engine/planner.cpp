@@ -128,12 +128,14 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   LiveVersions::Start start = live_.lock()->start();
   // Rank 0 claims the attempt for all and lists the others in it. They wait for its announcement.
   std::vector<std::string> members;
+  std::string attempt_text;  // if each node has a directory of its own
   if (protocol_ != nullptr) {
     SW_ASSIGN(members, protocol_->rendezvous(stop));
     if (!protocol_->is_rank_0()) {
       SW_ASSIGN(const AnnouncedAttempt announced, protocol_->await_attempt(step, known, stop));
       job.name = {step, announced.number};  // from here on this rank can tell the others if it fails
       if (announced.error) return fail(*announced.error);
+      attempt_text = announced.text;
     }
   }
   // One number for all tiers: above the newest of each that can be reached.
@@ -148,10 +150,10 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     const auto nobody_deletes = cleaner_.hold();
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
       if (protocol_ != nullptr && !protocol_->is_rank_0())
-        return versions.accept(job.name.attempt, options_.rank, protocol_->id());
+        return accept(versions, job.name.attempt, attempt_text);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
       return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
-                            shared_.retention, below.newest_attempt);
+                            shared_.retention, std::max(below.newest_attempt, shared_.newest_attempt_seen.load()));
     });
   }
   // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
@@ -189,6 +191,15 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
   }
   if (const auto warning = space_.check(*free_bytes, version_bytes, present))
     log_.warn("{}: {}", *warning, options_.path);
+}
+
+// On the other ranks. If this node has a directory of its own, the attempt that rank 0 sent is placed there first, and
+// one rank of the node deletes there from now on.
+Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text) {
+  if (!text.empty()) SW_TRY(versions.place_attempt(text));
+  SW_ASSIGN(Attempt attempt, versions.accept(number, options_.rank, protocol_->id()));
+  if (options_.node_local && versions.lead_node()) cleaner_.begin_deleting();
+  return attempt;
 }
 
 Status Planner::make_index(SaveJob& job) const {

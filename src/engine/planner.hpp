@@ -35,6 +35,7 @@ class Planner {
   [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);
+  [[nodiscard]] Result<Attempt> accept(VersionStore& versions, std::uint32_t number, const std::string& text);
 
   EngineShared& shared_;
   PipelineMaker& pipelines_;

@@ -102,7 +102,12 @@ Status RankCommitter::decide_for_all(const SaveJob& job, Result<Vote> votes) {
   if (!reason.empty()) error = give_up_for_all(job, reason, publishing.tried);
   // The next step compares every byte and so finds out which tensors differ.
   if (publishing.replicas_differ) compare_every_byte();
-  if (const Status told = protocol_->announce(job.name, {error, publishing.replicas_differ}); !told) {
+  Outcome outcome{error, publishing.replicas_differ};
+  if (options_.node_local && !error) {
+    outcome.manifest_text = std::exchange(manifest_text_, {});
+    outcome.index_text = std::exchange(index_text_, {});
+  }
+  if (const Status told = protocol_->announce(job.name, outcome); !told) {
     log_.warn("the other ranks could not be told how step {} ended, and find out after commit_timeout: {}",
               job.name.step, told.error().to_string());
   }
@@ -178,7 +183,29 @@ Status RankCommitter::publish_commit(const SaveJob& job, Vote votes, Publishing&
   if (decided->decision == Decision::kAbort)
     return fail(aborted_everywhere(job.name.step, decided->reason, job.directory));
   shared_.note_committed(*decided, job.pinned);
+  if (options_.node_local) {
+    manifest_text_ = serialize(*decided);
+    if (std::exchange(index_sent_, index->digest) != index->digest) index_text_ = index->text;
+  }
   return {};
+}
+
+// The decision is rank 0's. This node's directory gets a copy, so that it can be read alone. If this node dies before
+// that, the next restore learns of the decision from another node or from a lower tier.
+void RankCommitter::place_decision(const SaveJob& job, const Outcome& outcome) {
+  if (!outcome.index_text.empty()) index_received_ = outcome.index_text;
+  const auto manifest = parse_manifest(outcome.manifest_text, job.directory);
+  Status placed = manifest ? Status() : fail(manifest.error());
+  if (placed) {
+    const bool known = digest128(index_received_) == manifest->index_digest;
+    placed = cleaner_.exclusive_with_room([&](VersionStore& versions) {
+      return versions.place_decision(job.name, outcome.manifest_text, known ? index_received_ : std::string());
+    });
+    cleaner_.note_committed(*manifest, job.pinned);
+  }
+  if (!placed)
+    log_.warn("step {} is committed, but the directory of this node does not say so: {}", job.name.step,
+              placed.error().to_string());
 }
 
 // On the other ranks, after their vote.
@@ -187,6 +214,7 @@ Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& s
   if (told && *told) {
     if ((*told)->replicas_differ) compare_every_byte();
     if ((*told)->error) return fail(*(*told)->error);
+    if (options_.node_local) place_decision(job, **told);
     return {};
   }
   // The vote is valid even though this rank closes. Only the disk will tell how the step ended.
@@ -194,6 +222,13 @@ Status RankCommitter::learn_outcome(const SaveJob& job, const std::stop_token& s
     return fail(ErrorKind::kInDoubt,
                 fmt::format("rank {} was closed after it voted for step {}; the other ranks decide without it",
                             options_.rank, job.name.step),
+                job.directory);
+  }
+  // In a directory of its own, this rank cannot exclude a commit. Its files stay, and the next restore finds out.
+  if (options_.node_local) {
+    return fail(ErrorKind::kInDoubt,
+                fmt::format("rank 0 did not say how step {} ended{}", job.name.step,
+                            told ? " (commit_timeout)" : ": " + told.error().message),
                 job.directory);
   }
   // A rank that has voted must not give up alone. It tries to write an abort: the first manifest decides for all.

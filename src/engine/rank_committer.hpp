@@ -39,6 +39,7 @@ class RankCommitter {
   [[nodiscard]] Status publish_commit(const SaveJob& job, Vote votes, Publishing& publishing);
   [[nodiscard]] std::optional<Error> give_up_for_all(const SaveJob& job, const std::string& reason, bool tried);
   [[nodiscard]] Status learn_outcome(const SaveJob& job, const std::stop_token& stop);
+  void place_decision(const SaveJob& job, const Outcome& outcome);
   void report_failure(SaveJob& job, const Error& error, const std::stop_token& stop);
   void compare_every_byte() { shared_.replicas_compared.lock()->reset(); }
 
@@ -49,6 +50,12 @@ class RankCommitter {
   CleanerThread& cleaner_ = shared_.cleaner;
 
   IndexCache index_cache_;
+
+  // node_local: rank 0 sends its manifest, and the index if that has changed; the others place both in their directory.
+  std::string manifest_text_;
+  std::string index_text_;
+  Digest128 index_sent_;
+  std::string index_received_;
 };
 
 }  // namespace slackwater

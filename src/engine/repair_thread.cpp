@@ -78,13 +78,15 @@ Status RepairThread::copy_and_publish(const Job& job, const std::stop_token& sto
   const std::uint32_t rank = options_.rank;
   const std::uint32_t world = options_.world;
   VersionRepair repair(job.order, {shared_.fs.get(), options_.path},
-                       [=](std::uint32_t saved_by) { return saved_by % world == rank; }, log_);
+                       [=, this](std::uint32_t saved_by) { return !options_.node_local && saved_by % world == rank; },
+                       log_);
   SW_TRY(repair.copy({.direct_io = options_.direct_io, .stop = stop}));
   if (repair.files_copied() > 0)
     log_.info("step {}: {} missing or damaged on {} came back from a lower tier", job.version.step,
               repair.files_copied() == 1 ? "1 file that was" : fmt::format("{} files that were", repair.files_copied()),
               options_.path);
-  if (rank != 0) return {};
+  // With node_local, the restore has already brought what this node needs, and no node has all files.
+  if (rank != 0 || options_.node_local) return {};
   for (;;) {
     SW_ASSIGN(const bool unpublished, repair.unpublished());
     if (!unpublished) return {};

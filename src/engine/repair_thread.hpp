@@ -1,5 +1,6 @@
 // RepairThread: after a restore that took files from a lower tier, copies what tier 0 lacks back to it, on a thread of
-// its own (sw-repair). Nobody waits for it. Whatever keeps it from repairing is logged, and the next restore tries again.
+// its own (sw-repair). Nobody waits for it. Whatever keeps it from repairing is logged, and the next restore tries
+// again.
 // Owned by the Restorer. Thread rule: thread-safe; stop() belongs to close().
 // Lifetime: stopped before the cleaner and the version store end.
 #pragma once

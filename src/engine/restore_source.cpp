@@ -1,20 +1,39 @@
 #include "engine/restore_source.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "engine/node_exchange.hpp"
 #include "tiers/node_fetch.hpp"
 #include "tiers/tier_scan.hpp"
 
 namespace slackwater {
 
-RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers) : shared_(shared) {
+RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers)
+    : shared_(shared), lower_tiers_(lower_tiers) {
   if (lower_tiers.empty()) return;
   std::vector<TierPlace> places{{shared.fs.get(), shared.options.path}};
   places.insert(places.end(), lower_tiers.begin(), lower_tiers.end());
   overlay_.emplace(std::move(places));
+}
+
+Status RestoreSource::exchange(std::uint64_t call) {
+  SW_TRY(exchange_node_catalogs(shared_, call, others_));
+  std::vector<TierPlace> places{{shared_.fs.get(), shared_.options.path},
+                                {&others_, MemoryTier::kRoot, "cannot be read from here"}};
+  places.insert(places.end(), lower_tiers_.begin(), lower_tiers_.end());
+  overlay_.emplace(std::move(places));
+  return {};
+}
+
+void RestoreSource::settle(const VersionName& version) {
+  if (!overlay_ || !shared_.options.node_local) return;
+  if (const Status settled = settle_node(shared_, *overlay_, version); !settled)
+    log_.warn("the directory of this node does not say that step {} is committed: {}", version.step,
+              settled.error().to_string());
 }
 
 Result<Catalog> RestoreSource::scan() {
@@ -22,6 +41,7 @@ Result<Catalog> RestoreSource::scan() {
   SW_TRY(shared_.jobs.usable());
   SW_ASSIGN(Catalog catalog, scan_tiers(*overlay_));
   SW_ASSIGN(newest_attempt_, newest_attempt_number(*overlay_, overlay_->root()));
+  shared_.newest_attempt_seen = std::max(shared_.newest_attempt_seen.load(), newest_attempt_);
   if (const auto blind = blind_spot(); blind && !std::exchange(logged_unreachable_, true))
     log_.warn("{}; checkpoints that are only there are not seen", blind->message);
   return catalog;
@@ -36,7 +56,7 @@ std::vector<TierPlace> RestoreSource::sources() const {
   std::vector<TierPlace> places;
   const auto left_out = overlay_->left_out();
   for (std::size_t tier = 1; tier < overlay_->tiers().size(); ++tier) {
-    if (!left_out.contains(tier)) places.push_back(overlay_->tiers()[tier]);
+    if (!left_out.contains(tier) && overlay_->tiers()[tier].fs != &others_) places.push_back(overlay_->tiers()[tier]);
   }
   return places;
 }
@@ -72,6 +92,8 @@ std::optional<RepairOrder> RestoreSource::repair_order(const VersionName& versio
     if (damaged.tier == 0 && damaged.name.starts_with(version_directory(version) + "/"))
       order.damaged.push_back(damaged.name.substr(version_directory(version).size() + 1));
   }
+  // Without a shared directory, the restore has already brought what this node needs.
+  if (shared_.options.node_local && order.damaged.empty()) return std::nullopt;
   return order;
 }
 

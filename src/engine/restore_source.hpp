@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/engine_shared.hpp"
+#include "tiers/memory_tier.hpp"
 #include "tiers/tier_overlay.hpp"
 #include "tiers/version_repair.hpp"
 
@@ -19,6 +20,8 @@ class RestoreSource {
  public:
   RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers);
 
+  // With node_local, before scan(): learns what the other nodes have. `call` counts the calls of restore().
+  [[nodiscard]] Status exchange(std::uint64_t call);
   // The versions on all tiers that can be reached. Logs which cannot.
   [[nodiscard]] Result<Catalog> scan();
   // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
@@ -27,8 +30,8 @@ class RestoreSource {
   [[nodiscard]] FileSystem& fs() { return overlay_ ? *overlay_ : *shared_.fs; }
 
   [[nodiscard]] bool fetches() const { return overlay_ && shared_.options.world > 1; }
-  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there once
-  // for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
+  // Several ranks are about to read what these ranks saved of the version. What tier 0 lacks of it is brought there
+  // once for all of them. Without lower tiers or with one rank it returns at once. A failure costs time, nothing more.
   void fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
              const std::function<void()>& on_progress);
 
@@ -37,6 +40,8 @@ class RestoreSource {
   // The error once move_on() has returned false, with what was tried where.
   [[nodiscard]] Error explain(Error error) const;
 
+  // With node_local: makes the directory of this node readable alone.
+  void settle(const VersionName& version);
   // For what tier 0 lacks of the version that was restored, or has damaged. nullopt: there is only tier 0.
   [[nodiscard]] std::optional<RepairOrder> repair_order(const VersionName& version) const;
 
@@ -45,6 +50,8 @@ class RestoreSource {
 
   EngineShared& shared_;
   const Log& log_ = shared_.log;
+  const std::vector<TierPlace> lower_tiers_;
+  MemoryTier others_;                   // what other nodes sent
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
   bool logged_unreachable_ = false;
   std::uint32_t newest_attempt_ = 0;  // on any tier

@@ -253,6 +253,7 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
                                                            const Plan& plan) {
   using Agreement = RestoreProtocol;
   SW_TRY(protocol_->rendezvous({}));
+  if (options_.node_local) SW_TRY(source.exchange(restore_calls_.made + 1));
   Agreement agreement(*protocol_, *shared_.transport, *shared_.clock, restore_calls_);
 
   Result<Catalog> catalog;
@@ -287,6 +288,7 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
         use_restored(entry->info, *catalog, set_aside_of(choice));
         shared_.live.lock()->adopt_unseen(choice.version, choice.seen);
         protocol_->finish_restore({choice.round, choice.version}, choice.announcements);
+        source.settle(choice.version);
         begin_repair(source, entry->info);
         return std::optional<Restored>(Restored{entry->info, std::move(choice.damaged)});
       }

@@ -46,13 +46,22 @@ Message outcome_message(const Outcome& outcome, std::uint64_t heartbeats) {
     if (outcome.replicas_differ) body["replicas_differ"] = true;
   }
   if (heartbeats > 0) body["heartbeats"] = heartbeats;
-  return Message(std::move(body));
+  if (!outcome.manifest_text.empty()) body["manifest"] = outcome.manifest_text;
+  return Message(std::move(body), outcome.index_text);
 }
 
-Result<Outcome> parse_outcome(const Json& body) {
+Result<Outcome> parse_outcome(const Message& message) {
   constexpr const char* kWhere = "outcomes";
+  const Json& body = message.body;
   SW_ASSIGN(const std::string decision, json_string(body, "decision", kWhere));
-  if (decision == kCommitted) return Outcome{};
+  if (decision == kCommitted) {
+    Outcome outcome;
+    if (body.contains("manifest")) {
+      SW_ASSIGN(outcome.manifest_text, json_string(body, "manifest", kWhere));
+    }
+    outcome.index_text = message.attachment;
+    return outcome;
+  }
   Error error;
   error.kind = decision == kGivenUp ? ErrorKind::kAborted : ErrorKind::kInDoubt;
   SW_ASSIGN(error.message, json_string(body, "message", kWhere));
@@ -134,7 +143,8 @@ Status CommitProtocol::announce_attempt(std::uint64_t step, const Result<Attempt
                      {"version", version_directory(from_.version)}};
   // A number is never used twice. Even if this announcement seems to fail, some ranks may have received it, and two
   // messages under one number could not be told apart.
-  SW_TRY(transport_.publish(attempt_topic(++announcements_), 0, Message(body)));
+  std::string text = options_.node_local && attempt ? serialize(*attempt) : std::string();
+  SW_TRY(transport_.publish(attempt_topic(++announcements_), 0, Message(body, std::move(text))));
   unsure_ = false;
   return {};
 }
@@ -143,8 +153,10 @@ Result<AnnouncedAttempt> CommitProtocol::await_attempt(std::uint64_t step, std::
                                                        const std::stop_token& stop) {
   constexpr const char* kWhere = "attempts";
   Json body;
+  std::string text;
   const auto take = [&](std::uint32_t, const Message& message) {
     body = message.body;
+    text = message.attachment;
     return true;
   };
   Poll poll(clock_, deadline(stop, 5));
@@ -168,6 +180,7 @@ Result<AnnouncedAttempt> CommitProtocol::await_attempt(std::uint64_t step, std::
         // announcements_ does not move: a rank that cannot accept this attempt must find it again at the next step.
         attempt.error = other_restore(leader, from_, options_.rank);
         if (!attempt.error && attempt.number != known) unsure_ = false;
+        attempt.text = std::move(text);
         return attempt;
       }
       // Rank 0 could not claim an attempt. The refusal is for one step only; the next step waits for a new
@@ -178,7 +191,7 @@ Result<AnnouncedAttempt> CommitProtocol::await_attempt(std::uint64_t step, std::
       if (refused < step) continue;  // about a step that this rank did not save
       return fail(aborted_everywhere(step, fmt::format("rank 0: {}", refusal), {}));
     }
-    if (known != 0) return AnnouncedAttempt{known, {}};
+    if (known != 0) return AnnouncedAttempt{known, {}, {}};
     SW_ASSIGN(const bool again, poll.again());
     if (!again) break;
   }
@@ -214,8 +227,11 @@ Result<Vote> CommitProtocol::vote(const VersionName& version, const std::string&
   // This rank's own part is done. From here on, its heartbeats report the progress of the ranks it waits for.
   heartbeat_.drop_owed();
   Vote all = std::move(own);
-  VoteCollector collector({.rank = options_.rank, .timeout = options_.timeout, .files = options_.files}, tree_,
-                          transport_, fs_, heartbeat_,
+  VoteCollector collector({.rank = options_.rank,
+                           .timeout = options_.timeout,
+                           .files = options_.files,
+                           .reads_records = !options_.node_local},
+                          tree_, transport_, fs_, heartbeat_,
                           [&](const VersionName& left_out) { release(left_out, version.step); });
   const Status collected = collector.collect(all, version, directory, stop);
   if (is_rank_0()) return collected ? Result<Vote>(std::move(all)) : fail(collected.error());
@@ -275,7 +291,7 @@ Status CommitProtocol::announce(const VersionName& version, const Outcome& outco
 Result<std::optional<Outcome>> CommitProtocol::await_outcome(const VersionName& version, const std::stop_token& stop) {
   std::optional<Outcome> outcome;
   const auto take = [&](std::uint32_t, const Message& message) {
-    if (auto parsed = parse_outcome(message.body)) outcome = std::move(*parsed);
+    if (auto parsed = parse_outcome(message)) outcome = std::move(*parsed);
     if (const auto sent = json_u64(message.body, "heartbeats", "outcomes")) heartbeat_.note_sent(0, *sent);
     return true;
   };

@@ -36,6 +36,7 @@ struct CommitProtocolOptions {
   // How long a group leader waits for the votes of its group. Higher levels get a little more.
   std::chrono::milliseconds timeout{60'000};
   RankFiles files = {};                        // where the records are
+  bool node_local = false;                     // each node has a directory of its own
   std::function<void()> on_heartbeat = [] {};  // another rank is still saving; called by sw-commit
 };
 
@@ -49,12 +50,16 @@ struct RestoredFrom {
 struct AnnouncedAttempt {
   std::uint32_t number = 0;
   std::optional<Error> error;  // set if it is not meant for this rank, which continues from another restore
+  std::string text = {};       // node_local: the attempt file
 };
 
 // How a step ended: committed, or with this error on every rank.
 struct Outcome {
   std::optional<Error> error;
   bool replicas_differ = false;  // the reason: the next steps compare every byte of the replicas, until they are equal
+  // node_local: what rank 0 wrote. The index is left out if it is that of the last commit.
+  std::string manifest_text = {};
+  std::string index_text = {};
 };
 
 // The error that every rank reports for a step that was given up.

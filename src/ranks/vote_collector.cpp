@@ -57,7 +57,7 @@ Status VoteCollector::collect(Vote& all, const VersionName& version, const std::
   const std::vector<Deadline> deadlines = deadlines_by_level(tree_, options_.timeout, heartbeat_.clock().now(), stop);
   for (unsigned level = 1; level <= tree_.height() && all.failures.empty(); ++level) {
     SW_TRY(collect_level(all, version, level, directory, deadlines[level - 1]));
-    if (level != 1 || !all.failures.empty()) continue;
+    if (level != 1 || !all.failures.empty() || !options_.reads_records) continue;
     // Every record is read back once, by its own group leader: rank 0 could not read thousands in time.
     // After waiting for a slow but live rank, the first deadline has passed, and its record may still appear late. So
     // there is half a time-out in any case. Whoever waits for this rank saw a heartbeat of it at most a quarter ago.

@@ -33,6 +33,7 @@ class VoteCollector {
     std::uint32_t rank = 0;
     std::chrono::milliseconds timeout{};  // how long to wait for the votes of level 1
     RankFiles files = {};                 // where the records are
+    bool reads_records = true;            // false: they are in the directories of other nodes
   };
   // A child waits for the outcome of `step`, which this rank did not save.
   using Release = std::function<void(const VersionName& step)>;

@@ -119,7 +119,7 @@ Error TierOverlay::explain(Error error) const {
   const std::lock_guard lock(mutex_);
   const auto tried_here = tried_.find(place->name);
   for (std::size_t tier = 0; tier < tiers_.size(); ++tier) {
-    std::string what = "is missing";
+    std::string what = tiers_[tier].missing;
     if (const auto out = left_out_.find(tier); out != left_out_.end()) {
       what = fmt::format("cannot be reached ({})", out->second.message);
     } else if (tried_here != tried_.end() && tried_here->second.contains(tier)) {

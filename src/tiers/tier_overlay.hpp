@@ -23,6 +23,7 @@ namespace slackwater {
 struct TierPlace {
   FileSystem* fs = nullptr;
   std::string root;
+  const char* missing = "is missing";  // in messages, for a file that it does not have
 };
 
 class TierOverlay final : public FileSystem {

@@ -98,7 +98,10 @@ bool RankFiles::is_data(std::string_view name, std::uint32_t rank) const {
 bool is_version_file(std::string_view name) {
   if (name == kManifestName || name == kIndexName) return true;
   if (directory_in(name).empty() && rank_of_file(name)) return true;
-  return name.starts_with(fmt::format(".{}.", kManifestName)) && name.ends_with(".tmp");  // see publish_exclusively()
+  // See publish_exclusively().
+  const bool is_private = name.starts_with(fmt::format(".{}.", kManifestName)) ||
+                          name.starts_with(fmt::format(".{}.", kIndexName));
+  return is_private && name.ends_with(".tmp");
 }
 
 bool stays_in_version(std::string_view name) { return is_plain_name(name) || rank_of_file(name); }

@@ -208,6 +208,54 @@ Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, c
   return attempt;
 }
 
+// Copies of what rank 0 wrote, in the directory of another node.
+
+Status VersionStore::place_attempt(const std::string& text) {
+  SW_ASSIGN(const Attempt attempt, parse_attempt(text, control_path(root_)));
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
+  const auto taken = [&](std::uint32_t number) {
+    return fail(ErrorKind::kAborted,
+                fmt::format("this node has attempt {} of another run, and rank 0 claimed attempt {}; call restore() on "
+                            "all ranks before the first save, so that rank 0 learns of it",
+                            number, attempt.number),
+                root_);
+  };
+  if (newest > attempt.number) return taken(newest);
+  Status published;
+  if (newest < attempt.number)
+    published = publish_exclusively(fs_, control_path(root_), attempt_file(attempt.number), text, random_id());
+  if (published && newest < attempt.number) return {};
+  if (!published && published.error().kind != ErrorKind::kAlreadyExists) return published;
+  // Another rank of this node was first.
+  SW_ASSIGN(const Attempt there, read_attempt(fs_, root_, attempt.number));
+  if (there.run != attempt.run) return taken(there.number);
+  return fs_.sync_directory(control_path(root_));
+}
+
+bool VersionStore::lead_node() {
+  if (lock_) return true;
+  auto lock = fs_.try_lock(lock_path(root_));
+  if (!lock) return false;
+  lock_ = std::move(*lock);
+  cleaner_.finish_interrupted();
+  return true;
+}
+
+Status VersionStore::place_decision(const VersionName& version, const std::string& manifest_text,
+                                    const std::string& index_text) {
+  const std::string directory = version_path(root_, version);
+  // In the same order as on rank 0's node: whoever sees the manifest sees the index.
+  const auto place = [&](const char* name, const std::string& text) {
+    Status placed = publish_exclusively(fs_, directory, name, text, random_id());
+    return !placed && placed.error().kind == ErrorKind::kAlreadyExists ? Status() : placed;
+  };
+  Status placed = index_text.empty() ? Status() : place(kIndexName, index_text);
+  if (placed) placed = place(kManifestName, manifest_text);
+  // The version is committed, whatever this directory says. So nothing of it may be swept here.
+  if (!placed) run_.lock()->doubtful.insert(version);
+  return placed;
+}
+
 Status VersionStore::check_claimed(std::uint32_t attempt) const {
   if (attempt_ && attempt_->number == attempt) return {};
   return fail(ErrorKind::kInternal,

@@ -61,6 +61,17 @@ class VersionStore {
   // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
+  // For ranks whose directory is not that of rank 0 (Options::node_local). All of them may be called by several ranks of
+  // a node, with the same text.
+  // Places the attempt file that rank 0 sent. kAborted: this directory has a newer attempt, or another one of that
+  // number.
+  [[nodiscard]] Status place_attempt(const std::string& text);
+  // Takes the lock, if nobody has it: one rank of each node deletes there. True: this one.
+  [[nodiscard]] bool lead_node();
+  // Places what rank 0 decided. The index is left out if its text is empty.
+  [[nodiscard]] Status place_decision(const VersionName& version, const std::string& manifest_text,
+                                      const std::string& index_text);
+
   // Creates the directory of a version of the claimed attempt, and this rank's subdirectory if the world needs them.
   // Returns the path of the version's directory.
   [[nodiscard]] Result<std::string> make_version(std::uint64_t step);
@@ -119,7 +130,7 @@ class VersionStore {
   const Log log_;
   const std::optional<RankFiles> files_;
 
-  std::unique_ptr<FileLock> lock_;  // constant after open()
+  std::unique_ptr<FileLock> lock_;  // constant after open(), or lead_node()
 
   // Changed only by claim() and accept().
   std::optional<Attempt> attempt_;

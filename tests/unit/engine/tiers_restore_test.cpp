@@ -280,6 +280,17 @@ TEST_F(TiersRestoreTest, AStorageErrorBelowIsNeverTakenForDamage) {
   EXPECT_TRUE(restored.error().retryable);
 }
 
+TEST_F(TiersRestoreTest, AStorageErrorOnOneTierIsNoDamageThoughTheOtherIsDamaged) {
+  flip(in(lower(), 2, kData), 2 * kMiB);
+  Engine engine = open_faulty(options());
+  for (const FsCall call : {FsCall::kQueueRead, FsCall::kReadAt})
+    faults_->fail(call, EIO, {.times = kAlways, .path = in(upper(), 2, kData)});
+  Reader reader;
+  const auto restored = engine.restore({}, reader.plan());
+  ASSERT_FALSE(restored) << "step " << (*restored)->version.step << " was restored";
+  EXPECT_EQ(restored.error().kind, ErrorKind::kIo) << restored.error().to_string();
+}
+
 TEST_F(TiersRestoreTest, AnInterruptedRepairIsContinuedByTheNextRestore) {
   lose(upper());
   {

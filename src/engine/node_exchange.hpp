@@ -1,0 +1,21 @@
+// What the nodes tell each other at a restore, if each has a directory of its own (Options::node_local). One rank of
+// each node sends the small files that say what there is: the newest attempt file, the manifests of the versions that
+// its directory has, and the newest index. So every rank sees the union of all nodes, even if a node was lost or died
+// before it had a copy of the last decision. Functions without state. Thread rule: the trainer's thread, in restore().
+#pragma once
+
+#include <cstdint>
+
+#include "engine/engine_shared.hpp"
+#include "tiers/memory_tier.hpp"
+
+namespace slackwater {
+
+// `call`: the number of this rank's restore() call. Waits for all ranks; kTimeout names the silent ones.
+[[nodiscard]] Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, MemoryTier& others);
+
+// After a restore that brought files of this version here: this node's directory gets attempt, index and manifest, so
+// that it can be read alone. `all` is what the restore read from.
+[[nodiscard]] Status settle_node(EngineShared& shared, FileSystem& all, const VersionName& version);
+
+}  // namespace slackwater

@@ -1,0 +1,329 @@
+// Restore over tiers with several ranks: all of them restore the same version, bytes from below cross the network once,
+// and nodes with directories of their own make up one checkpoint.
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "engine/engine_impl.hpp"
+#include "support/fault_file_system.hpp"
+#include "support/memory_store.hpp"
+#include "support/pattern_state.hpp"
+#include "unit/engine/engine_fixture.hpp"
+#include "version/catalog.hpp"
+
+namespace slackwater::test {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+constexpr std::uint64_t kDataBytes = 3u << 20;
+
+// One rank: its engine, its storage, and a state that says which step and rank it is of.
+struct TieredRank {
+  explicit TieredRank(Options options) : number(options.rank) {
+    auto faulty = std::make_unique<FaultFileSystem>(*real);
+    fs = faulty.get();
+    auto opened = open_engine(std::move(options), {.fs = std::move(faulty), .clock = nullptr});
+    if (!opened) throw std::runtime_error(opened.error().to_string());
+    engine = std::make_unique<Engine>(std::move(*opened));
+  }
+  const std::unique_ptr<FileSystem> real = make_posix_file_system();
+  std::uint32_t number;
+  PatternState state{{{"w", kDataBytes}, {"bias", 100}}};
+  FaultFileSystem* fs = nullptr;  // owned by the engine
+  std::unique_ptr<Engine> engine;
+};
+
+class TiersRanksTest : public EngineTest {
+ protected:
+  using Ranks = std::vector<std::unique_ptr<TieredRank>>;
+  [[nodiscard]] std::string lower() { return directory_.path() + "/lower"; }
+  [[nodiscard]] std::string upper() { return EngineTest::options().path; }
+
+  Options rank_options(std::uint32_t rank, std::uint32_t world) {
+    Options options = EngineTest::options();
+    options.rank = rank;
+    options.world = world;
+    options.fan_in = 2;
+    options.tiers.push_back({.location = lower()});
+    return options;
+  }
+  using Change = std::function<void(Options&)>;
+  Ranks start(std::uint32_t world, const Change& change = [](Options&) {}) {
+    Ranks ranks;
+    for (std::uint32_t rank = 0; rank < world; ++rank) {
+      Options options = rank_options(rank, world);
+      change(options);
+      ranks.push_back(std::make_unique<TieredRank>(std::move(options)));
+    }
+    return ranks;
+  }
+  static std::uint64_t content(std::uint64_t step, std::uint32_t rank) { return step * 100 + rank; }
+  static void commit_all(Ranks& ranks, std::uint64_t step) {
+    std::vector<Snapshot> snapshots;
+    for (const auto& rank : ranks) {
+      rank->state.fill(content(step, rank->number));
+      auto saved = rank->engine->save(step, rank->state.state());
+      ASSERT_TRUE(saved) << saved.error().to_string();
+      snapshots.push_back(std::move(**saved));
+    }
+    for (Snapshot& snapshot : snapshots) {
+      const Status status = snapshot.wait(Level::kCommitted);
+      ASSERT_TRUE(status) << status.error().to_string();
+    }
+  }
+  static void close_all(Ranks& ranks) {
+    std::vector<std::jthread> threads;
+    for (const auto& rank : ranks) {
+      threads.emplace_back([&rank] {
+        const Status closed = rank->engine->close();
+        EXPECT_TRUE(closed) << closed.error().to_string();
+      });
+    }
+  }
+  // The step that all ranks restored, with the bytes that `saved_as` of them saved; 0: none.
+  static std::uint64_t restore_all(Ranks& ranks, std::vector<std::string>* damaged = nullptr) {
+    std::vector<std::uint64_t> steps(ranks.size());
+    {
+      std::vector<std::jthread> threads;
+      for (const auto& rank : ranks) {
+        threads.emplace_back([&, rank = rank.get()] {
+          const auto restored = rank->engine->restore({}, rank->state.plan());
+          EXPECT_TRUE(restored) << restored.error().to_string();
+          if (!restored || !*restored) return;
+          const std::uint64_t step = steps[rank->number] = (*restored)->version.step;
+          EXPECT_EQ(rank->state.number(), content(step, rank->number));
+          EXPECT_EQ(rank->state.difference(), std::nullopt);
+          if (damaged != nullptr && rank->number == 0) *damaged = (*restored)->damaged;
+        });
+      }
+    }
+    for (const std::uint64_t step : steps) EXPECT_EQ(step, steps[0]) << "ranks restored different steps";
+    return steps[0];
+  }
+  static void flip(const std::string& path) {
+    std::fstream stream(path, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekg(2 << 20);
+    const int byte = stream.get();
+    stream.seekp(2 << 20);
+    stream.put(static_cast<char>(byte ^ 1));
+    ASSERT_TRUE(stream.good()) << path;
+  }
+  static std::string data(const std::string& tier, std::uint64_t step, std::uint32_t rank) {
+    return tier + "/step-000000000" + std::to_string(step) + ".a1/rank-0000" + std::to_string(rank) + ".safetensors";
+  }
+};
+
+TEST_F(TiersRanksTest, OneRanksDamagedFileComesFromBelowAndNoOther) {
+  Ranks first = start(3);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  flip(data(upper(), 1, 1));
+
+  Ranks ranks = start(3);
+  for (const auto& rank : ranks) rank->fs->watch(FsCall::kQueueRead, lower());
+  std::vector<std::string> damaged;
+  EXPECT_EQ(restore_all(ranks, &damaged), 1u);
+  EXPECT_TRUE(damaged.empty());
+  EXPECT_EQ(ranks[0]->fs->watched_calls(), 0u);
+  EXPECT_GT(ranks[1]->fs->watched_calls(), 0u);
+  EXPECT_EQ(ranks[2]->fs->watched_calls(), 0u);
+  close_all(ranks);
+}
+
+TEST_F(TiersRanksTest, DamagedOnBothTiersAllRanksUseTheVersionBeforeAndSayWhatWasTried) {
+  Ranks first = start(2, [](Options& options) { options.tiers[0].keep = 0; });
+  commit_all(first, 1);
+  commit_all(first, 2);
+  close_all(first);
+  first.clear();
+  ASSERT_TRUE(stdfs::exists(data(lower(), 2, 1)));
+  flip(data(upper(), 2, 1));
+  flip(data(lower(), 2, 1));
+
+  Ranks ranks = start(2);
+  std::vector<std::string> damaged;
+  EXPECT_EQ(restore_all(ranks, &damaged), 1u);
+  ASSERT_EQ(damaged.size(), 1u);
+  EXPECT_NE(damaged[0].find("rank 1"), std::string::npos) << damaged[0];
+  EXPECT_NE(damaged[0].find("no tier has it intact"), std::string::npos) << damaged[0];
+  close_all(ranks);
+}
+
+TEST_F(TiersRanksTest, WhatSeveralRanksNeedFromBelowIsReadOnce) {
+  // One rank saved; four restore it, each the whole of it. Tier 0 is lost.
+  PatternState saved({{"w", kDataBytes}, {"bias", 100}});
+  {
+    Options options = rank_options(0, 1);
+    Engine engine = open(options);
+    saved.fill(content(1, 0));
+    auto snapshot = engine.save(1, saved.state());
+    ASSERT_TRUE(snapshot);
+    ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
+    ASSERT_TRUE(engine.close());
+  }
+  stdfs::remove_all(upper());
+  ASSERT_TRUE(stdfs::exists(data(lower(), 1, 0)));
+
+  Ranks ranks = start(4);
+  std::uint64_t direct = 0;
+  std::uint64_t copied = 0;
+  for (const auto& rank : ranks) rank->fs->watch(FsCall::kReadAt, lower() + "/step-0000000001.a1/rank-00000.safe");
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& rank : ranks) {
+      threads.emplace_back([rank = rank.get()] {
+        const auto restored = rank->engine->restore({}, rank->state.plan());
+        ASSERT_TRUE(restored) << restored.error().to_string();
+        EXPECT_EQ(rank->state.number(), content(1, 0));
+        EXPECT_EQ(rank->state.difference(), std::nullopt);
+      });
+    }
+  }
+  for (const auto& rank : ranks) {
+    copied += rank->fs->watched_calls();
+    direct += rank->fs->count(FsCall::kQueueRead);
+  }
+  EXPECT_EQ(copied, 1u) << "the file has one part of 8 MiB";
+  EXPECT_GT(direct, 0u);
+  close_all(ranks);
+}
+
+TEST_F(TiersRanksTest, ARepairIsVisibleOnlyWhenAllRanksHaveCopied) {
+  Ranks first = start(2);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(upper());
+  Ranks ranks = start(2);
+  // Rank 1 cannot write its part to tier 0, neither before it reads nor afterwards.
+  ranks[1]->fs->fail(FsCall::kWriteAt, EIO, {.times = kAlways, .path = upper() + "/step-"});
+  ranks[0]->fs->watch(FsCall::kOpen, upper() + "/step-0000000001.a1/rank-00001.record");
+  EXPECT_EQ(restore_all(ranks), 1u);
+  // Rank 0 looks for it again and again.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (ranks[0]->fs->watched_calls() < 3) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "rank 0 does not wait for rank 1";
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  close_all(ranks);
+  EXPECT_TRUE(list_versions(upper()).value().empty()) << "half a version is visible";
+}
+
+// Three simulated nodes with two ranks each. Each node has a directory of its own.
+class NodeLocalTest : public TiersRanksTest {
+ protected:
+  static constexpr std::uint32_t kPerNode = 2;
+  [[nodiscard]] std::string node(std::uint32_t number) { return directory_.path() + "/node" + std::to_string(number); }
+  // Which rank is on which node. By default, nodes in order.
+  Ranks start_nodes(std::uint32_t world, std::function<std::uint32_t(std::uint32_t rank)> node_of = {}) {
+    const auto store = std::make_shared<MemoryStore>();
+    return start(world, [&, store](Options& options) {
+      options.node_local = true;
+      options.local_ranks = kPerNode;
+      options.store = store;
+      options.path = node(node_of ? node_of(options.rank) : options.rank / kPerNode);
+      options.tiers[0].keep = 0;
+    });
+  }
+};
+
+TEST_F(NodeLocalTest, WithoutAStoreTheErrorSaysWhatIsMissing) {
+  Options options = rank_options(0, 2);
+  options.node_local = true;
+  const auto engine = Engine::open(options);
+  ASSERT_FALSE(engine);
+  EXPECT_NE(engine.error().message.find("Options::store"), std::string::npos) << engine.error().to_string();
+}
+
+TEST_F(NodeLocalTest, EachNodeHasItsOwnFilesAndTheDecision) {
+  Ranks ranks = start_nodes(4);
+  commit_all(ranks, 1);
+  commit_all(ranks, 2);
+  close_all(ranks);
+  for (std::uint32_t number = 0; number < 2; ++number) {
+    const auto versions = list_versions(node(number));
+    ASSERT_TRUE(versions) << versions.error().to_string();
+    ASSERT_EQ(versions->size(), 2u) << "node " << number;
+    for (std::uint32_t rank = 0; rank < 4; ++rank)
+      EXPECT_EQ(stdfs::exists(data(node(number), 2, rank)), rank / kPerNode == number);
+    EXPECT_TRUE(stdfs::exists(node(number) + "/step-0000000002.a1/index"));
+  }
+}
+
+TEST_F(NodeLocalTest, NodesThatAreAllThereRestoreFromTheirOwnDisks) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  Ranks ranks = start_nodes(4);
+  for (const auto& rank : ranks) rank->fs->watch(FsCall::kQueueRead, lower());
+  EXPECT_EQ(restore_all(ranks), 1u);
+  for (const auto& rank : ranks) EXPECT_EQ(rank->fs->watched_calls(), 0u);
+  commit_all(ranks, 2);
+  close_all(ranks);
+}
+
+TEST_F(NodeLocalTest, OneOfThreeNodesIsLostAndTheRunIsRestoredOnTwoFromTheTierBelow) {
+  Ranks first = start_nodes(6);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(node(2));  // with the files of ranks 4 and 5
+
+  // Six ranks again, on the two nodes that are left.
+  Ranks ranks = start_nodes(6, [](std::uint32_t rank) { return rank % 2; });
+  std::vector<std::string> damaged;
+  EXPECT_EQ(restore_all(ranks, &damaged), 1u);
+  EXPECT_TRUE(damaged.empty());
+  commit_all(ranks, 2);
+  close_all(ranks);
+  ranks.clear();
+  Ranks again = start_nodes(6, [](std::uint32_t rank) { return rank % 2; });
+  EXPECT_EQ(restore_all(again), 2u);
+  close_all(again);
+}
+
+TEST_F(NodeLocalTest, AStepThatTheLostNodeDidNotCopyBelowFallsBackToTheOneBefore) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  {
+    Ranks second = start_nodes(4);
+    for (const auto& rank : second) rank->fs->fail(FsCall::kLink, EIO, {.times = kAlways, .path = lower()});
+    EXPECT_EQ(restore_all(second), 1u);
+    commit_all(second, 2);
+    std::vector<std::jthread> threads;
+    for (const auto& rank : second)
+      threads.emplace_back([&rank] { static_cast<void>(rank->engine->close(std::chrono::seconds(1))); });
+  }
+  stdfs::remove_all(node(1));
+  Ranks ranks = start_nodes(4);
+  std::vector<std::string> damaged;
+  EXPECT_EQ(restore_all(ranks, &damaged), 1u);
+  ASSERT_EQ(damaged.size(), 1u);
+  EXPECT_NE(damaged[0].find("the other nodes: cannot be read from here"), std::string::npos) << damaged[0];
+  close_all(ranks);
+}
+
+TEST_F(NodeLocalTest, ANodeThatDiedBeforeItHadTheDecisionLearnsItFromTheOthers) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  // As if node 1 had died between rank 0's decision and its own copy of it. Nothing was copied below either.
+  stdfs::remove(node(1) + "/step-0000000001.a1/manifest.json");
+  stdfs::remove(node(1) + "/step-0000000001.a1/index");
+  stdfs::remove_all(lower());
+  Ranks ranks = start_nodes(4);
+  EXPECT_EQ(restore_all(ranks), 1u);
+  EXPECT_TRUE(stdfs::exists(node(1) + "/step-0000000001.a1/manifest.json"));
+  close_all(ranks);
+}
+
+}  // namespace
+}  // namespace slackwater::test
