@@ -24,5 +24,6 @@ struct Verb {
 [[nodiscard]] Verb add_pin(CLI::App& parser);
 [[nodiscard]] Verb add_gc(CLI::App& parser);
 [[nodiscard]] Verb add_doctor(CLI::App& parser);
+[[nodiscard]] Verb add_keeper(CLI::App& parser);
 
 }  // namespace slackwater::cli

@@ -155,15 +155,8 @@ Status RankCommitter::publish_commit(const SaveJob& job, Vote votes, Publishing&
   }
   // Merges the parts into one index. That fails unless the boxes of every tensor cover it exactly.
   SW_ASSIGN(const auto index, index_cache_.merge(job.name.attempt, std::move(votes.index_parts), Scope::kEverybody));
-  // A reader that does not know these features must refuse the version, not misread it.
   Manifest manifest = manifest_of(shared_, job, Decision::kCommit);
-  if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
-  if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
-  manifest.rank_local_values = rank_local_values(votes);
-  SW_ASSIGN(manifest.records, references(votes, shared_.files, job.directory));
-  manifest.index_digest = index->digest;
-  manifest.size_bytes = votes.size_bytes;
-  manifest.tensor_count = index->tensor_count;
+  SW_TRY(fill_commit(manifest, votes, *index, shared_.files, job.directory));
   // The index must be durable before the manifest, which states its digest.
   SW_TRY(cleaner_.exclusive_with_room(
       [&](VersionStore& versions) { return versions.write_index(job.name, index->text); }));
