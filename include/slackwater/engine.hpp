@@ -178,6 +178,10 @@ class Engine {
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
 
+  // With Options::memory: this trainer ends although training does not. After close(), the keeper holds its memory for
+  // the next one. Without this call, a close() that has committed everything releases the memory.
+  void keep_memory();
+
   // Waits for everything in flight, at most `timeout`, then stops the threads and releases the lock. Snapshots that are
   // not committed when time runs out are given up. The Error names them, and every failed step that was not reported
   // yet. Any thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A

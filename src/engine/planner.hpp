@@ -32,6 +32,7 @@ class Planner {
   [[nodiscard]] static Status sample_devices(SaveJob& job);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
   [[nodiscard]] Status make_index(SaveJob& job) const;
+  [[nodiscard]] KeptPlan kept_plan(const std::shared_ptr<SaveJob>& job) const;
 
   EngineShared& shared_;
   PipelineMaker& pipelines_;

@@ -47,6 +47,17 @@ std::vector<CatalogEntry> restorable(const Catalog& catalog, std::optional<std::
   return candidates.empty() ? aside : candidates;
 }
 
+// Adds versions that are in the keeper's memory, or replaces their entries: the memory knows them to be good.
+void add_from_memory(std::vector<CatalogEntry>& candidates, std::vector<CatalogEntry> in_memory,
+                     std::optional<std::uint64_t> step) {
+  for (CatalogEntry& entry : in_memory) {
+    if (step && entry.name.step != *step) continue;
+    std::erase_if(candidates, [&](const CatalogEntry& each) { return each.name == entry.name; });
+    candidates.push_back(std::move(entry));
+  }
+  std::ranges::sort(candidates, {}, &CatalogEntry::name);
+}
+
 std::vector<SetAside> set_aside_of(const RestoreProtocol::Choice& choice) {
   std::vector<SetAside> versions;
   for (std::size_t i = 0; i < choice.passed_over.size(); ++i)
@@ -111,6 +122,7 @@ Result<std::optional<Restored>> Restorer::nothing(const RestoreOptions& options,
 Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& options, const Plan& plan) {
   SW_ASSIGN(const Catalog catalog, shared_.versions.scan(shared_.jobs));
   std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
+  if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(catalog), options.step);
   std::ranges::reverse(candidates);
   if (candidates.empty()) return nothing(options, catalog);
 
@@ -136,7 +148,9 @@ Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& op
       return fail(std::move(error));
     }
     log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
-    passed_over.push_back({entry.name, status.error().to_string()});
+    // What was only in memory leaves nothing behind that could be set aside.
+    if (std::ranges::find(catalog.entries, entry.name, &CatalogEntry::name) != catalog.entries.end())
+      passed_over.push_back({entry.name, status.error().to_string()});
     restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
   }
 
@@ -147,9 +161,25 @@ Result<std::optional<Restored>> Restorer::restore_alone(const RestoreOptions& op
               options_.path);
 }
 
-// Opens one version, asks the caller where its tensors go, and reads them into place.
+// From memory if it is there. If that copy cannot be used, from disk.
 Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
                                Placing& placing) {
+  FileSystem* const memory = shared_.memory ? shared_.memory->files_of(entry.name) : nullptr;
+  if (memory == nullptr) return place_from(*shared_.fs, entry, options, plan, placing);
+  Status placed = place_from(*memory, entry, options, plan, placing);
+  if (placed) log_.info("step {} was restored from the keeper's memory", entry.name.step);
+  if (placed || placing.refusal || is_refusal(placed.error())) return placed;
+  log_.error("the copy of step {} in the keeper's memory is damaged; it is read from disk: {}", entry.name.step,
+             placed.error().to_string());
+  auto on_disk = place_from(*shared_.fs, entry, options, plan, placing);
+  // It never came to disk, so there is nothing to be lost: the version before it is the newest.
+  if (!on_disk && on_disk.error().kind == ErrorKind::kNotFound) return placed;
+  return on_disk;
+}
+
+// Opens one version, asks the caller where its tensors go, and reads them into place.
+Status Restorer::place_from(FileSystem& fs, const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
+                            Placing& placing) {
   const auto refuse = [&](Error error) {
     placing.refusal = error;
     return fail(std::move(error));
@@ -157,7 +187,7 @@ Status Restorer::place_version(const CatalogEntry& entry, const RestoreOptions& 
   placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const auto lender = shared_.pipeline.lock()->idle();
-  const ReaderDependencies parts{.fs = shared_.fs.get(),
+  const ReaderDependencies parts{.fs = &fs,
                                  .pool = lender ? &lender->pool() : nullptr,
                                  .devices = &shared_.devices,
                                  .viewer = Viewer{.rank = options_.rank, .world = options_.world},
@@ -209,6 +239,7 @@ Status Restorer::wait_for_targets(const std::vector<Target>& targets, const std:
 void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
                             const std::vector<SetAside>& passed_over) {
   shared_.replicas_compared.lock()->reset();
+  if (shared_.memory) shared_.memory->note_restored(name_of(version));
   const auto live = shared_.live.lock();  // over both, as Planner::ensure_attempt()
   live->go_on_from(version, catalog, passed_over);
   if (shared_.turns) shared_.turns->begin_anew();
@@ -229,6 +260,7 @@ Result<std::optional<Restored>> Restorer::restore_together(const RestoreOptions&
       return offer;
     }
     candidates = restorable(*catalog, options.step);
+    if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(*catalog), options.step);
     for (const CatalogEntry& entry : candidates) offer.versions.push_back(entry.name);
     return offer;
   };
