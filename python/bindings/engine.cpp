@@ -172,6 +172,8 @@ class PyEngine {
     }());
   }
 
+  void keep_memory() { engine_->keep_memory(); }
+
   void pin(std::uint64_t step) {
     value_or_raise([&] {
       const WithoutGil release;
@@ -236,6 +238,7 @@ void bind_engine(nb::module_& module) {
            "is damaged.")
       .def("wait", &PyEngine::wait, nb::arg("level"), nb::arg("timeout") = nb::none(),
            "Raise the first background error not yet reported.")
+      .def("keep_memory", &PyEngine::keep_memory, nb::call_guard<WithoutGil>())
       .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())
       .def("pin", &PyEngine::pin, nb::arg("step"))
       .def("remove", &PyEngine::remove, nb::arg("step"))

@@ -20,6 +20,8 @@
 namespace slackwater {
 namespace {
 
+constexpr unsigned kLockTries = 200;
+constexpr std::chrono::milliseconds kLockPause{25};
 constexpr std::size_t kMaxPeers = 16;  // connected at once without being the trainer
 
 UniqueFd watch_process(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
@@ -83,12 +85,13 @@ void KeeperServer::run() {
       if (flush_ && flush_->ended) flush_.reset();
       std::erase_if(stopped_, [](const auto& old) { return old->ended.load(); });
     }
+    if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
     if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
       log_.info("no trainer came for {}: the memory is released",
                 format_seconds(std::chrono::duration<double>(options_.keep_for).count()));
       done_ = true;
     }
-    if (told_to_end_ && !trainer_ && !flush_) done_ = true;
+    if (told_to_end_ && !trainer_ && !flush_ && !flush_at_) done_ = true;
   }
   // Closed before the threads are joined: the flush ends after the slab in hand, and publishes nothing more.
   hand_over();
@@ -97,7 +100,8 @@ void KeeperServer::run() {
 
 std::optional<int> KeeperServer::wait_ms() const {
   if (trainer_ || !release_at_) return std::nullopt;
-  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*release_at_ - clock_.now()).count() + 1;
+  const TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next - clock_.now()).count() + 1;
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
 
@@ -191,10 +195,12 @@ void KeeperServer::trainer_ended() {
   log_.info("process {} has ended or disconnected", trainer_->process);
   trainer_.reset();
   release_at_ = clock_.now() + options_.keep_for;
+  lock_tries_ = 0;
   begin_flush();
 }
 
 void KeeperServer::begin_flush() {
+  flush_at_.reset();
   if (!memory_) return;
   auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
   if (!memory) return log_.error("the memory cannot be read: {}", memory.error().to_string());
@@ -205,8 +211,13 @@ void KeeperServer::begin_flush() {
     return kept.state != KeptState::kStaged || kept.version.world != 1;
   });
   if (waiting.empty()) return;
-  // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed.
+  // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
+  // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.
   auto lock = fs_.try_lock(lock_path(options_.directory));
+  if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) {
+    flush_at_ = clock_.now() + kLockPause;
+    return;
+  }
   if (!lock) return log_.warn("nothing is flushed: {}", lock.error().to_string());
 
   flush_ = std::make_shared<Flush>();
@@ -230,6 +241,7 @@ void KeeperServer::begin_flush() {
 }
 
 void KeeperServer::hand_over() {
+  flush_at_.reset();
   if (!flush_) return;
   flush_->gate.close();
   // At once, and not when its thread ends: that may hang in a write.

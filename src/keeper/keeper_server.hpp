@@ -81,6 +81,8 @@ class KeeperServer {
   std::optional<Peer> trainer_;
   std::vector<Peer> peers_;  // connected, not attached
   std::optional<TimePoint> release_at_;
+  std::optional<TimePoint> flush_at_;  // when to try again
+  unsigned lock_tries_ = 0;
   bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
   bool done_ = false;
   std::shared_ptr<Flush> flush_;               // the current one; null: none
