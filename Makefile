@@ -209,6 +209,12 @@ bench-backlog: build  ## how long the trainer's small copies wait while a state 
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench backlog --dir build --json bench/results/backlog.json $(ARGS)
 
+.PHONY: bench-memory
+bench-memory: build  ## a minute or two: from SIGKILL to the next step with a memory tier; ARGS="--rounds 3"
+	cmake --build build/release --target slackwater_bench sw_cli
+	mkdir -p bench/results
+	$(BIN)/python bench/memory_restart.py --directory build --json bench/results/memory_restart.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

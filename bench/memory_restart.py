@@ -4,8 +4,8 @@
 
 Each round trains until a step is staged, kills the trainer with SIGKILL, and starts it again at once. It measures the
 time from the kill to the end of the first training step after the restore. The reference is the same program without a
-checkpoint: start, import, make the model, one training step. Both alternate in one run. The restore itself is compared
-with hash + memcpy of as many bytes with as many threads, in the same process.
+checkpoint: start, import, make the model, one training step. Both alternate in one run. The restore itself is measured
+by `slackwater_bench memory_restore`, against hash + memcpy of as many bytes with as many threads in the same process.
 """
 
 from __future__ import annotations
@@ -42,24 +42,17 @@ if action == "first":
     for tensor in tensors.values():
         tensor.random_(-1000, 1000)
 ckpt = sw.Checkpointer(path, memory=True, memory_timeout=120, keep=1)
-report = None
 imported = time.monotonic()
-if action != "first":
-    report = ckpt.restore({"tensors": tensors})
+step = ckpt.restore({"tensors": tensors}) if action != "first" else None
 restored = time.monotonic()
 step_once()
-said = {"stepped": time.monotonic(), "restore_seconds": restored - imported,
-        "step": None if report is None else report.step}
+said = {"stepped": time.monotonic(), "restore_seconds": restored - imported, "step": step}
 print(json.dumps(said), flush=True)
-step = (report.step if report else 0) + 1
+step = (step or 0) + 1
 ckpt.save(step, {"tensors": tensors}).wait("staged")
 print(json.dumps({"staged": step}), flush=True)
 time.sleep(600)
 """
-
-# As the placing threads do it: a block is hashed, then copied while it is in the cache.
-REFERENCE = "hash + memcpy"
-
 
 def start(path: str, size: int, action: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -106,35 +99,34 @@ def main() -> None:
         log = Path(path, ".slackwater", "keeper-00000.log").read_text()
         keeper = int(log.splitlines()[-1].split()[1])
         os.kill(keeper, signal.SIGTERM)
-    raw = hash_and_copy(size)
+        speed = restore_speed(size, folder)
     result = {
         "bytes": size,
         "rounds": arguments.rounds,
         "start_seconds": statistics.median(plain),
         "beyond_start_seconds": statistics.median(beyond),
         "beyond_start_seconds_worst": max(beyond),
-        "restore_gb_per_second": statistics.median(restores),
-        "hash_and_copy_gb_per_second": raw,
-        "ratio": None if raw is None else statistics.median(restores) / raw,
+        "python_restore_gb_per_second": statistics.median(restores),
+        **speed,
         "steps_lost": lost,
     }
     for name, value in result.items():
-        print(f"{name:30} {value:.3f}" if isinstance(value, float) else f"{name:30} {value}")
+        print(f"{name:50} {value:.3f}" if isinstance(value, float) else f"{name:50} {value}")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
     if lost:
         sys.exit("a staged step was lost")
 
 
-def hash_and_copy(size: int) -> float | None:
-    """GB/s of slackwater_bench's reference, if it is built."""
+def restore_speed(size: int, folder: str) -> dict[str, float]:
+    """Medians of slackwater_bench memory_restore: restore and hash + memcpy alternate in one process."""
     program = Path(__file__).parents[1] / "build" / "release" / "bench" / "slackwater_bench"
-    if not program.exists():
-        return None
-    ended = subprocess.run(
-        [program, "memory-reference", "--bytes", str(size)], capture_output=True, text=True, check=False
+    report = Path(folder, "memory_restore.json")
+    subprocess.run(
+        [program, "memory_restore", "--dir", folder, "--bytes", str(size), "--json", str(report)], check=True
     )
-    return float(ended.stdout) if ended.returncode == 0 else None
+    lines = json.loads(report.read_text())["lines"]
+    return {each["name"]: statistics.median(each["samples"]) for each in lines}
 
 
 if __name__ == "__main__":
