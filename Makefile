@@ -228,6 +228,12 @@ bench-s3: build $(VENV)/.object-stores  ## upload and restore through an object 
 bench-dcp: build  ## checkpoints through torch.distributed.checkpoint beside its own writer (minutes); ARGS="--quick"
 	$(BIN)/python bench/dcp_blocked.py --json bench/results/dcp.json $(ARGS)
 
+.PHONY: bench-memory
+bench-memory: build  ## a minute or two: from SIGKILL to the next step with a memory tier; ARGS="--rounds 3"
+	cmake --build build/release --target slackwater_bench sw_cli
+	mkdir -p bench/results
+	$(BIN)/python bench/memory_restart.py --directory build --json bench/results/memory_restart.json $(ARGS)
+
 .PHONY: bench-commit
 bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
 	cmake --build build/release --target slackwater_bench

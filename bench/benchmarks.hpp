@@ -11,6 +11,7 @@ namespace slackwater::bench {
 
 [[nodiscard]] Result<Report> durable_write(const Settings& settings);
 [[nodiscard]] Result<Report> verified_restore(const Settings& settings);
+[[nodiscard]] Result<Report> memory_restore(const Settings& settings);
 [[nodiscard]] Result<Report> save_call(const Settings& settings);
 [[nodiscard]] Result<Report> staging(const Settings& settings);
 [[nodiscard]] Result<Report> small_tensors(const Settings& settings);

@@ -18,9 +18,10 @@
 namespace slackwater::bench {
 
 std::span<const Benchmark> all_benchmarks() {
-  static constexpr std::array<Benchmark, 8> kBenchmarks{{
+  static constexpr std::array<Benchmark, 9> kBenchmarks{{
       {"durable_write", "a state through a pool of an eighth of it, against a raw write", durable_write},
       {"verified_restore", "restore with every byte checked, against raw reads", verified_restore},
+      {"memory_restore", "restore from a keeper's memory, against hash + memcpy", memory_restore},
       {"save_call", "how long save() holds the trainer up", save_call},
       {"staging", "copying into a pool that holds the state, against memcpy", staging},
       {"small_tensors", "100,000 tensors of 16 KiB against few large ones", small_tensors},

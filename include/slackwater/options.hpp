@@ -84,6 +84,10 @@ struct Options {
   // close() and wait_copied() give up on a lower tier that has made no progress for this long.
   std::chrono::milliseconds copy_timeout{60'000};
   bool node_local = false;               // `path` is another directory on each node
+  bool memory = false;                   // hold the newest versions in a keeper process, which survives this one
+  std::uint32_t memory_versions = 1;     // how many it holds: 1 or 2; the pool has room for one more
+  std::chrono::milliseconds memory_timeout{600'000};  // how long it holds them without a trainer
+  std::string keeper = "slackwater";                  // its program, by name or path
   std::shared_ptr<KeyValueStore> store;  // how the ranks talk; null: through files in the shared directory
   std::string run_name;                  // free text, stored in the attempt file
   LogSink log;                           // empty: warnings and errors go to stderr

@@ -186,6 +186,8 @@ class PyEngine {
     }());
   }
 
+  void keep_memory() { engine_->keep_memory(); }
+
   void pin(std::uint64_t step) {
     value_or_raise([&] {
       const WithoutGil release;
@@ -266,6 +268,7 @@ void bind_engine(nb::module_& module) {
            "Raise the first background error not yet reported.")
       .def("wait_copied", &PyEngine::wait_copied, nb::arg("timeout") = nb::none(),
            "Until every version that is due on a lower tier is there.")
+      .def("keep_memory", &PyEngine::keep_memory, nb::call_guard<WithoutGil>())
       .def("close", &PyEngine::close, nb::arg("timeout") = nb::none())
       .def("pin", &PyEngine::pin, nb::arg("step"))
       .def("remove", &PyEngine::remove, nb::arg("step"))

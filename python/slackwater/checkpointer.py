@@ -17,6 +17,7 @@ from . import _core, lifecycle
 from .errors import BusyError, UsageError
 from .integrations.loaders import RandomStates
 from .last_step import SkippedStep, StateFingerprint
+from .memory_tier import keeper_program
 from .metadata import Best, Value, best_option, encode_metadata
 from .ranks.transport import Transport, find_ranks
 from .restore.optimizers import Hyperparameters
@@ -49,6 +50,10 @@ class Checkpointer:
         path: str | os.PathLike[str] | None = None,
         *,
         tiers: Sequence[Tier | str | os.PathLike[str]] | None = None,
+        memory: bool = False,
+        memory_versions: int | None = None,
+        memory_timeout: float | None = None,
+        keeper: str | os.PathLike[str] | None = None,
         pool: int | str = "auto",
         keep: int = 2,
         keep_every: int | None = None,
@@ -120,6 +125,10 @@ class Checkpointer:
             "commit_timeout": commit_timeout,
             "fan_in": fan_in,
             "copy_timeout": copy_timeout,
+            "memory": memory,
+            "memory_versions": memory_versions,
+            "memory_timeout": memory_timeout,
+            "keeper": keeper_program(keeper) if memory else None,
             "run_name": run_name,
             **places.options,
         }
@@ -432,6 +441,7 @@ class Checkpointer:
         if kind is None:
             self.close()
             return
+        self._session.keep_memory()  # a crash: the next start goes on from memory
         self._skipped = None  # the state may be half updated
         try:  # what is in flight is still committed, but the exception of the block is the one to raise
             self.close()

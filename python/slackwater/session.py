@@ -311,8 +311,14 @@ class Session:
         if remove is not None:
             remove()
 
+    def keep_memory(self) -> None:
+        """The program ends without close(), perhaps in a crash: a keeper (memory=True) holds on to its memory."""
+        if not self.closed and not self.ownership.disowned:
+            self.engine.keep_memory()
+
     def close_quietly(self, timeout: float | None) -> None:
         try:
+            self.keep_memory()
             self.close(timeout)
         except Exception as error:
             logger.error("closing the checkpointer: %s", error)

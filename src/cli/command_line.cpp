@@ -37,7 +37,7 @@ int parse_and_run(int argc, char** argv) {
   parser.require_subcommand(1);
   const std::vector<Verb> verbs{add_ls(parser),  add_show(parser),   add_verify(parser), add_copy(parser),
                                 add_pin(parser), add_rm(parser),     add_gc(parser),     add_import(parser),
-                                add_export(parser), add_doctor(parser)};
+                                add_export(parser), add_doctor(parser),  add_keeper(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

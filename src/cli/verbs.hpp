@@ -27,5 +27,6 @@ struct Verb {
 [[nodiscard]] Verb add_import(CLI::App& parser);
 [[nodiscard]] Verb add_export(CLI::App& parser);
 [[nodiscard]] Verb add_doctor(CLI::App& parser);
+[[nodiscard]] Verb add_keeper(CLI::App& parser);
 
 }  // namespace slackwater::cli

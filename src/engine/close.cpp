@@ -75,6 +75,8 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
 
   // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
   std::erase_if(unfinished, [](const auto& snapshot) { return snapshot->progress().level == Level::kCommitted; });
+  // With steps that are not on disk, the keeper takes the end of this trainer for a crash: it flushes what it has.
+  if (shared_.memory && ended) shared_.memory->close(unfinished.empty() && !failed.first());
   if (unfinished.empty()) {
     if (failed.first()) return fail(failed.in_words());
     if (!ended && !idle) return idle;

@@ -16,6 +16,27 @@
 
 namespace slackwater {
 
+Record record_of(const EngineShared& shared, const SaveJob& job) {
+  Record record{.run = job.attempt.run, .identity = job.identity(shared.options), .files = {}};
+  for (const FileLayout& layout : job.layout->parts)
+    record.files.push_back(FileRecord{.name = layout.file_name(),
+                                      .size_bytes = layout.size_bytes(),
+                                      .tensor_count = layout.extents().size(),
+                                      .block_digests = {}});
+  return record;
+}
+
+Manifest manifest_alone(const EngineShared& shared, const SaveJob& job) {
+  Manifest manifest = manifest_of(shared, job, Decision::kCommit);
+  // A reader that does not know global tensors must refuse the version, not misread it.
+  const auto is_global = [](const Tensor& tensor) { return tensor.shard.has_value(); };
+  if (std::ranges::any_of(job.state.tensors, is_global)) manifest.required_features = {kGlobalTensorsFeature};
+  manifest.index_digest = digest128(job.index_text);
+  manifest.size_bytes = job.layout->size_bytes;
+  manifest.tensor_count = job.tensor_count;
+  return manifest;
+}
+
 Committer::Committer(EngineShared& shared) : shared_(shared) {
   if (protocol_ != nullptr) ranks_.emplace(shared);
 }
@@ -116,16 +137,12 @@ Status Committer::commit(SaveJob& job, const std::stop_token& stop) {
 
 // Syncs this rank's files, then writes the record with their digests. The rank votes with a reference to that record.
 Result<RecordReference> Committer::write_record(SaveJob& job) {
-  Record record{.run = job.attempt.run, .identity = job.identity(options_), .files = {}};
+  Record record = record_of(shared_, job);
   for (std::size_t part = 0; part < job.written.size(); ++part) {
     WrittenFile& written = *job.written[part];
-    const FileLayout& layout = job.layout->parts[part];
     SW_TRY(written.file.finish());  // sync before the record: it must not vouch for bytes that a crash can lose
     if (protocol_ != nullptr) protocol_->note_progress(true);  // a sync takes long, and other ranks wait
-    record.files.push_back(FileRecord{.name = layout.file_name(),
-                                      .size_bytes = layout.size_bytes(),
-                                      .tensor_count = layout.extents().size(),
-                                      .block_digests = std::move(written.block_digests)});
+    record.files[part].block_digests = std::move(written.block_digests);
   }
   // With several ranks, rank 0 writes the index once it has the parts of all ranks.
   const std::string no_index;
@@ -137,14 +154,8 @@ Result<RecordReference> Committer::write_record(SaveJob& job) {
 
 // The decision of a run with one rank.
 Status Committer::decide_alone(const SaveJob& job, const RecordReference& vote) {
-  Manifest manifest = manifest_of(shared_, job, Decision::kCommit);
-  // A reader that does not know global tensors must refuse the version, not misread it.
-  const auto is_global = [](const Tensor& tensor) { return tensor.shard.has_value(); };
-  if (std::ranges::any_of(job.state.tensors, is_global)) manifest.required_features = {kGlobalTensorsFeature};
+  Manifest manifest = manifest_alone(shared_, job);
   manifest.records = {vote};
-  manifest.index_digest = digest128(job.index_text);
-  manifest.size_bytes = job.layout->size_bytes;
-  manifest.tensor_count = job.tensor_count;
   // The manifest is created exclusively. If somebody else was first, perhaps with an abort, that decision holds.
   SW_ASSIGN(const Manifest decided,
             cleaner_.exclusive_with_room([&](VersionStore& versions) { return versions.decide(manifest); }));
@@ -160,6 +171,7 @@ Status Committer::decide_alone(const SaveJob& job, const RecordReference& vote) 
 void Committer::report_outcome(SaveJob& job, const Status& status, const std::stop_token& stop) {
   Snapshot::Impl& snapshot = *job.snapshot;
   if (status) {
+    if (shared_.memory) shared_.memory->mark_committed(job.name);
     if (!std::exchange(logged_pool_size_, true)) log_pool_size(snapshot);
   } else {
     // The other ranks first, because they wait for this rank's vote.

@@ -18,6 +18,11 @@
 
 namespace slackwater {
 
+// What a rank states about its files of this step; the digests are to be filled in.
+[[nodiscard]] Record record_of(const EngineShared& shared, const SaveJob& job);
+// The commit of a run with one rank, without its record. The index must be made.
+[[nodiscard]] Manifest manifest_alone(const EngineShared& shared, const SaveJob& job);
+
 class Committer {
  public:
   explicit Committer(EngineShared& shared);

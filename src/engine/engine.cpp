@@ -8,6 +8,7 @@
 #include "base/result.hpp"
 #include "base/units.hpp"
 #include "engine/engine_impl.hpp"
+#include "keeper/keeper_client.hpp"
 
 namespace slackwater {
 namespace {
@@ -61,6 +62,14 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
   if (options.path.empty()) {  // for parts only
     return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), nullptr, Catalog{}, log));
   }
+  // The keeper of an earlier trainer first. It may be writing to this directory, and hold its lock. From here on it
+  // publishes nothing.
+  if (options.memory) {
+    parts.memory = std::make_unique<MemoryTier>(options, *parts.fs, log);
+    parts.memory->attach();
+  } else {
+    release_stale_keeper({.directory = options.path, .rank = options.rank});
+  }
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
   SW_ASSIGN(const Catalog catalog, versions->scan());
@@ -109,6 +118,7 @@ Status Engine::pin(std::uint64_t step) { return impl_->pin(step); }
 Status Engine::remove(std::uint64_t step) { return impl_->remove(step); }
 std::optional<Error> Engine::background_error() const { return impl_->background_error(); }
 EngineStats Engine::stats() const { return impl_->stats(); }
+void Engine::keep_memory() { impl_->keep_memory(); }
 Status Engine::close(std::optional<std::chrono::milliseconds> timeout) { return impl_->close(timeout); }
 
 }  // namespace slackwater

@@ -157,6 +157,7 @@ Status Engine::Impl::remove(std::uint64_t step) {
   if (const auto live = find_version(step); names.empty() && live) names.push_back(*live);
   if (names.empty()) add_all(VersionState::kUnreadable);
   if (names.empty()) return fail(find_version(step).error());
+  if (shared_.memory) shared_.memory->drop_step(step);
   for (const VersionName& name : names) {
     SW_TRY(store.remove(name, "delete() was called"));
     shared_.live.lock()->note_removed(name);

@@ -53,6 +53,9 @@ class Engine::Impl {
   [[nodiscard]] std::optional<Error> background_error() const;
   [[nodiscard]] EngineStats stats() const;
   [[nodiscard]] std::vector<TierStatus> tiers() const { return shared_.promotions.status(); }
+  void keep_memory() {
+    if (shared_.memory && !disowned()) shared_.memory->keep_after_close();
+  }
   Status close(std::optional<std::chrono::milliseconds> timeout);
   void log_error(const Error& error) const { shared_.log.error("{}", error.to_string()); }
   [[nodiscard]] bool disowned() const { return shared_.disowned(); }

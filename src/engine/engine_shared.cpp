@@ -43,6 +43,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
                          *transport, *fs, *clock)
                    : nullptr),
       retention{.keep = options.keep, .keep_every = options.keep_every, .best = options.keep_best},
+      memory(std::move(dependencies.memory)),
       jobs(options, engine_status),
       versions(std::move(version_store)),
       promotions(tiers, {.local = *fs,

@@ -21,6 +21,7 @@
 #include "engine/engine_status.hpp"
 #include "engine/in_flight.hpp"
 #include "engine/live_versions.hpp"
+#include "engine/memory_tier.hpp"
 #include "engine/pipeline.hpp"
 #include "engine/version_store_access.hpp"
 #include "os/clock.hpp"
@@ -41,6 +42,7 @@ struct EngineDependencies {
   std::unique_ptr<Clock> clock;
   std::optional<RankFiles> files = {};  // none: as it follows from the world size
   std::vector<Tier> tiers = {};         // empty: as Options::tiers says
+  std::unique_ptr<MemoryTier> memory = {};  // made by open_engine()
 };
 
 class SkipThread;
@@ -69,6 +71,7 @@ struct EngineShared {
   const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol
   const std::unique_ptr<CommitProtocol> protocol;
   const RetentionPolicy retention;
+  const std::unique_ptr<MemoryTier> memory;  // null: there is none
 
   InFlight jobs;
   VersionStoreAccess versions;

@@ -145,6 +145,13 @@ Status set_run_name(Options& options, std::string_view text) {
 
 template <class Settings>
 struct RowOf {
+Status set_keeper(Options& options, std::string_view text) {
+  if (text.empty()) return fail(ErrorKind::kInvalidArgument, "takes the name or the path of a program");
+  options.keeper = text;
+  return {};
+}
+
+struct Row {
   OptionInfo info;
   Setter<Settings> set;
 };
@@ -215,6 +222,18 @@ constexpr std::array kRows{
     Row{{"copy_timeout", "seconds", "60", "",
          "How long close waits for a lower tier that makes no progress; the next run copies what is left."},
         set<&Options::copy_timeout, parse_timeout>},
+    Row{{"memory", "flag", "false", "",
+         "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts from "
+         "memory."},
+        set<&Options::memory, parse_flag>},
+    Row{{"memory_versions", "count", "1", "",
+         "Versions that the keeper holds, 1 or 2; the pool has room for one more, the one that is being copied."},
+        set_within<&Options::memory_versions, 1, 2>},
+    Row{{"memory_timeout", "seconds", "600", "",
+         "How long the keeper holds them without a trainer before it releases its memory."},
+        set<&Options::memory_timeout, parse_timeout>},
+    Row{{"keeper", "text", "slackwater", "", "The keeper's program, by name or path; it is the slackwater command."},
+        set_keeper},
     Row{{"run_name", "text", "", "", "Free text about this run, kept with its checkpoints."}, set_run_name},
 };
 

@@ -44,7 +44,8 @@ void Pipeline::Registrar::pin_ready() {
 }
 
 Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devices, const Options& options,
-                                                   std::uint32_t slab_count, int numa_node, Log log) {
+                                                   std::uint32_t slab_count, int numa_node, Log log,
+                                                   std::shared_ptr<KeptSlabs> kept) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline);
   pipeline->numa_node_ = numa_node;
   pipeline->direct_io_ = options.direct_io;
@@ -62,12 +63,24 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
   pipeline->registrar_->writer = pipeline->writer_.get();
   pipeline->registrar_->devices = &devices;
   pipeline->log_ = log;
+  std::optional<PoolMemory> given;
+  if (kept) {
+    given = PoolMemory{.bytes = kept->region()->slabs(),
+                       .owner = kept->region(),
+                       .reserved = kept->reserved(),
+                       .on_starved = [slabs = kept.get()] { slabs->make_room(); }};
+  }
   SW_ASSIGN(pipeline->pool_, Pool::create(
                                  options.slab_bytes, slab_count,
                                  [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
                                    registrar->slab_ready(index, memory);
                                  },
-                                 numa_node, TouchOptions{.threads = touch_threads(options), .log = log}));
+                                 numa_node, TouchOptions{.threads = touch_threads(options), .log = log},
+                                 std::move(given)));
+  if (kept) {
+    kept->attach(*pipeline->pool_);
+    pipeline->kept_ = std::move(kept);
+  }
   pipeline->stager_ =
       std::make_unique<Stager>(*pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options),
                                                                .copies_ahead_bytes = options.copies_ahead_bytes,
@@ -88,6 +101,7 @@ void Pipeline::stop() {
     registrar_->devices = nullptr;
   }
   writer_.reset();  // gives its slabs back
+  if (kept_) kept_->detach();
 }
 
 // Before copies from a device are queued: with slabs that are not pinned, the driver copies slowly and blocks its
@@ -112,6 +126,7 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   job->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
   job->written.resize(parts.size());
   job->stage_job = stage_job;
+  if (kept_) job->kept = kept_->begin(job->name, *job->layout, job->snapshot);
 
   for (std::uint32_t part = 0; part < parts.size(); ++part) {
     // A file that fails cancels the copies, and they abandon the other files. So the whole snapshot fails once.
@@ -125,8 +140,13 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
               snapshot->add_written(bytes - counted);
               counted = bytes;
             },
+        .on_hashed =
+            [kept = job->kept, part](const std::vector<std::uint64_t>& digests) {
+              if (kept) kept->set_digests(part, digests);
+            },
         .on_written =
             [this, job, part, on_drained](Result<WrittenFile> result) {
+              if (!result && job->kept) job->kept->fail();
               if (result) {
                 std::lock_guard lock(job->mutex);
                 job->written[part] = std::move(*result);
@@ -147,16 +167,25 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   stage_job->whole_fingerprint = job->captured.whole_fingerprint;
   // The stage job's callbacks hold the snapshot, or the save job weakly. The save job owns the stage job, so a strong
   // reference would keep both alive for ever.
-  stage_job->on_slab = [this, snapshot = job->snapshot, files = job->files](FullSlab slab) {
+  stage_job->on_slab = [this, snapshot = job->snapshot, files = job->files, kept = job->kept](FullSlab slab) {
     snapshot->add_staged(slab.size_bytes);
     const std::span<std::byte> memory = slab.lease.memory();
     const int buffer = slab.lease.index();
+    if (kept) {
+      kept->add_slab(slab.part, slab.offset / pool_->slab_bytes(), buffer);
+    } else if (kept_) {
+      kept_->lend();
+    }
     writer_->write(files[slab.part],
                    SlabWrite{.memory = memory,
                              .buffer = buffer,
                              .offset = slab.offset,
                              .size_bytes = slab.size_bytes,
-                             .release = [lease = std::move(slab.lease)]() mutable { lease.release(); }});
+                             .release = [this, kept, lease = std::move(slab.lease)]() mutable {
+                               if (kept) return kept->give(std::move(lease));
+                               if (kept_) kept_->lent_back();
+                               lease.release();
+                             }});
   };
   stage_job->on_queued = [snapshot = job->snapshot](std::vector<DevicePoint> points) {
     snapshot->reach(Level::kFenced, std::move(points));
@@ -164,9 +193,14 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   stage_job->on_done = [this, weak = std::weak_ptr(job), on_drained](Status status) {
     const auto self = weak.lock();
     if (!self) return;  // cannot happen: InFlight holds every save job until it is drained
-    if (status) {
+    if (status && self->kept) {
+      // Not staged yet: with a memory tier, that means that the bytes survive this process. sw-memory says when.
+      self->snapshot->reach(Level::kFenced);
+      self->kept->set_staged();
+    } else if (status) {
       self->snapshot->reach(Level::kStaged);
     } else {
+      if (self->kept) self->kept->fail();
       if (status.error().kind == ErrorKind::kTorn)
         self->snapshot->fail_torn(changed_tensors(*self->stage_job, status.error().tensor));
       self->snapshot->fail(status.error());

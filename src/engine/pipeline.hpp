@@ -14,6 +14,7 @@
 
 #include "base/log.hpp"
 #include "device/devices.hpp"
+#include "engine/kept_slabs.hpp"
 #include "engine/save_job.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/engine.hpp"
@@ -27,7 +28,8 @@ class Pipeline {
  public:
   [[nodiscard]] static Result<std::unique_ptr<Pipeline>> create(FileSystem& fs, Devices& devices,
                                                                 const Options& options, std::uint32_t slab_count,
-                                                                int numa_node, Log log);
+                                                                int numa_node, Log log,
+                                                                std::shared_ptr<KeptSlabs> kept = nullptr);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -73,6 +75,7 @@ class Pipeline {
   std::optional<Log> log_;
   bool told_pin_trouble_ = false;  // of sw-plan
   std::shared_ptr<Registrar> registrar_;
+  std::shared_ptr<KeptSlabs> kept_;  // null: no memory tier
   std::unique_ptr<Pool> pool_;
   std::unique_ptr<FileWriter> writer_;
   std::unique_ptr<Stager> stager_;

@@ -48,6 +48,11 @@ std::uint64_t slabs_of(const SnapshotLayout& layout, std::uint64_t slab_bytes) {
 // pool=auto: the size of the state, but at most this rank's share of a quarter of the available memory.
 std::uint64_t PipelineMaker::slabs_for(std::uint64_t state_slabs) const {
   if (options_.pool_bytes != 0) return options_.pool_bytes / options_.slab_bytes;
+  // The versions that are kept, and the one that is being copied. They are why the user gives memory away, so half of
+  // what is available may go.
+  if (shared_.memory)
+    return std::min(state_slabs * (options_.memory_versions + 1),
+                    available_memory_bytes() / 2 / options_.local_ranks / options_.slab_bytes);
   return std::min(state_slabs, available_memory_bytes() / 4 / options_.local_ranks / options_.slab_bytes);
 }
 
@@ -57,9 +62,11 @@ Result<std::shared_ptr<Pipeline>> PipelineMaker::make(std::uint64_t slabs, std::
     // Opened here, so that slabs are registered as they are touched. The save() of its tensors reports an Error.
     if (const auto opened = shared_.devices.cuda(*device)) numa_node = (*opened)->numa_node();
   }
-  const auto count = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(slabs, 2, 1u << 20));
+  auto count = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(slabs, 2, 1u << 20));
+  const std::shared_ptr<KeptSlabs> kept = shared_.memory ? shared_.memory->memory_for(count) : nullptr;
+  if (kept) count = kept->region()->shape().slab_count;  // that of an earlier trainer may be larger
   SW_ASSIGN(std::shared_ptr<Pipeline> pipeline,
-            Pipeline::create(*shared_.fs, shared_.devices, options_, count, numa_node, shared_.log));
+            Pipeline::create(*shared_.fs, shared_.devices, options_, count, numa_node, shared_.log, kept));
   const auto slot = shared_.pipeline.lock();
   if (slot->stopped) return fail(shared_.jobs.closed_error());  // close() came first and will not stop this one
   slot->pipeline = pipeline;

@@ -10,6 +10,8 @@
 #include "base/thread.hpp"
 #include "capture/value_digests.hpp"
 #include "engine/part.hpp"
+#include "engine/committer.hpp"
+#include "engine/rank_committer.hpp"
 #include "engine/skip_thread.hpp"
 #include "version/index_entries.hpp"
 
@@ -81,7 +83,10 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
   // The index follows from the layout alone, so it is made while the bytes move.
   if (const Status indexed = make_index(*job); !indexed) {
     job->snapshot->fail(indexed.error());  // copies are under way: they must end first
+    if (job->kept) job->kept->fail();
     Pipeline::give_up(*job, indexed.error());
+  } else if (job->kept) {
+    job->kept->set_plan(kept_plan(job));
   }
   job->finish_operation(on_drained);  // the planner's own operation, see Pipeline::launch()
   return {};
@@ -126,6 +131,9 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     known = current->number;
   }
   LiveVersions::Start start = live_.lock()->start();
+  std::string memory_id;
+  if (shared_.memory)
+    memory_id = shared_.memory->begin_attempt(start.epoch, protocol_ != nullptr ? protocol_->id() : std::string());
   // Rank 0 claims the attempt for all and lists the others in it. They wait for its announcement.
   std::vector<std::string> members;
   std::string attempt_text;  // if each node has a directory of its own
@@ -143,6 +151,10 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   if (options_.rank == 0 && !(claimed_ && claimed_->first == start.epoch)) {
     below = shared_.promotions.survey(start.continued);
     add_adopted(start.adopted, start.set_aside, below.adoption);
+  }
+  if (shared_.memory) {
+    if (members.empty()) members.push_back(memory_id);
+    shared_.memory->settle_adopted(start.adopted);
   }
   Result<Attempt> attempt;
   {
@@ -200,6 +212,31 @@ Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, co
   SW_ASSIGN(Attempt attempt, versions.accept(number, options_.rank, protocol_->id()));
   if (options_.node_local && versions.lead_node()) cleaner_.begin_deleting();
   return attempt;
+}
+
+// All that sw-memory must know to publish this version.
+KeptPlan Planner::kept_plan(const std::shared_ptr<SaveJob>& job) const {
+  KeptPlan plan{.member = job->attempt.members.at(options_.rank),
+                .record = record_of(shared_, *job),
+                .index = {},
+                .manifest = protocol_ != nullptr ? manifest_of(shared_, *job, Decision::kCommit)
+                                                 : manifest_alone(shared_, *job)};
+  if (protocol_ == nullptr) {
+    plan.index = job->index_text;
+    return plan;
+  }
+  // Weak: the plan belongs to the job. A job that is gone was committed, or has failed.
+  plan.add_vote = [weak = std::weak_ptr(job), index = job->index_text](const RecordReference& record,
+                                                                       StagedVersion& version) -> Status {
+    const auto self = weak.lock();
+    if (!self) return fail(ErrorKind::kAborted, "the step ended before it could be kept in memory");
+    SW_ASSIGN(const Vote vote, make_vote(*self, record, index));
+    Message message = to_message(vote);
+    version.vote = message.body.dump();
+    version.index = std::move(message.attachment);
+    return {};
+  };
+  return plan;
 }
 
 Status Planner::make_index(SaveJob& job) const {

@@ -36,6 +36,7 @@ class Planner {
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);
   [[nodiscard]] Result<Attempt> accept(VersionStore& versions, std::uint32_t number, const std::string& text);
+  [[nodiscard]] KeptPlan kept_plan(const std::shared_ptr<SaveJob>& job) const;
 
   EngineShared& shared_;
   PipelineMaker& pipelines_;

@@ -22,7 +22,7 @@ Manifest manifest_of(const EngineShared& shared, const SaveJob& job, Decision de
 }
 
 Status RankCommitter::decide(SaveJob& job, const RecordReference& record, const std::stop_token& stop) {
-  SW_ASSIGN(Vote own, vote_of(job, record));
+  SW_ASSIGN(Vote own, make_vote(job, record, std::move(job.index_text)));
   // From here on other ranks may have the vote and commit with it, so this rank must not give up alone any more.
   job.voted = true;
   auto votes = protocol_->vote(job.name, job.directory, std::move(own), index_cache_, stop);
@@ -48,10 +48,11 @@ void RankCommitter::give_up(SaveJob& job, const Error& error, const std::stop_to
 
 // This rank's vote: its record, its part of the index, and digests of everything that should be the same on all
 // ranks.
-Result<Vote> RankCommitter::vote_of(SaveJob& job, const RecordReference& record) const {
-  const Digest128 part = digest128(job.index_text);
+Result<Vote> make_vote(SaveJob& job, const RecordReference& record, std::string index_text) {
+  const std::uint32_t rank = record.rank;
+  const Digest128 part = digest128(index_text);
   Vote vote{.records = {run_of(record.rank, record.digest)},
-            .index_parts = {{options_.rank, 1, part, std::move(job.index_text)}},
+            .index_parts = {{rank, 1, part, std::move(index_text)}},
             .size_bytes = job.layout->size_bytes,
             .replicas = {},
             .samples = {},
@@ -59,10 +60,11 @@ Result<Vote> RankCommitter::vote_of(SaveJob& job, const RecordReference& record)
             .values = {job.value_digests.begin(), job.value_digests.end()},
             .failures = {}};
   for (const auto& [group, tensors] : job.replica_digests) {
-    vote.replicas[group].push_back({.ranks = {options_.rank}, .tensors = tensors});
+    vote.replicas[group].push_back({.ranks = {rank}, .tensors = tensors});
   }
   // Samples may still be pending on a device. Waiting for them here, long after the fence, holds nobody up.
-  SW_ASSIGN(auto samples, job.replica_samples.samples(options_.rank));
+  const std::lock_guard lock(job.samples_mutex);
+  SW_ASSIGN(auto samples, job.replica_samples.samples(rank));
   for (auto& [group, seen] : samples) vote.samples[group].push_back(std::move(seen));
   if (!job.state.replicated_values.empty()) {
     std::vector<std::pair<std::string_view, std::uint64_t>> values;
@@ -71,7 +73,7 @@ Result<Vote> RankCommitter::vote_of(SaveJob& job, const RecordReference& record)
       values.emplace_back(name, digest);
       names += name + '\n';
     }
-    vote.replicated_values.push_back(samples_of(options_.rank, 0, digest64(std::as_bytes(std::span(names))),
+    vote.replicated_values.push_back(samples_of(rank, 0, digest64(std::as_bytes(std::span(names))),
                                                 job.name.step, values,
                                                 job.compares_every_byte ? kMaxListedValues : kListedSamples));
   }
@@ -161,15 +163,8 @@ Status RankCommitter::publish_commit(const SaveJob& job, Vote votes, Publishing&
   }
   // Merges the parts into one index. That fails unless the boxes of every tensor cover it exactly.
   SW_ASSIGN(const auto index, index_cache_.merge(job.name.attempt, std::move(votes.index_parts), Scope::kEverybody));
-  // A reader that does not know these features must refuse the version, not misread it.
   Manifest manifest = manifest_of(shared_, job, Decision::kCommit);
-  if (index->has_local || !index->has_global) manifest.required_features.emplace_back(kRankLocalFeature);
-  if (index->has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
-  manifest.rank_local_values = rank_local_values(votes);
-  SW_ASSIGN(manifest.records, references(votes, shared_.files, job.directory));
-  manifest.index_digest = index->digest;
-  manifest.size_bytes = votes.size_bytes;
-  manifest.tensor_count = index->tensor_count;
+  SW_TRY(fill_commit(manifest, votes, *index, shared_.files, job.directory));
   // The index must be durable before the manifest, which states its digest.
   SW_TRY(cleaner_.exclusive_with_room(
       [&](VersionStore& versions) { return versions.write_index(job.name, index->text); }));

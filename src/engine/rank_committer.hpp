@@ -17,6 +17,9 @@ namespace slackwater {
 // The parts of a manifest that every decision has. A commit adds what it says about files.
 [[nodiscard]] Manifest manifest_of(const EngineShared& shared, const SaveJob& job, Decision decision);
 
+// This rank's vote. `index_text`: its part of the index. Any thread.
+[[nodiscard]] Result<Vote> make_vote(SaveJob& job, const RecordReference& record, std::string index_text);
+
 class RankCommitter {
  public:
   explicit RankCommitter(EngineShared& shared) : shared_(shared) {}
@@ -33,7 +36,6 @@ class RankCommitter {
     bool replicas_differ = false;  // so there is no commit
   };
 
-  [[nodiscard]] Result<Vote> vote_of(SaveJob& job, const RecordReference& record) const;
   [[nodiscard]] Status decide_for_all(const SaveJob& job, Result<Vote> votes);
   [[nodiscard]] Status try_to_publish(const SaveJob& job, Vote votes, Publishing& publishing);
   [[nodiscard]] Status publish_commit(const SaveJob& job, Vote votes, Publishing& publishing);

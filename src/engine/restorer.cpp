@@ -48,6 +48,17 @@ std::vector<CatalogEntry> restorable(const Catalog& catalog, std::optional<std::
   return candidates.empty() ? aside : candidates;
 }
 
+// Adds versions that are in the keeper's memory, or replaces their entries: the memory knows them to be good.
+void add_from_memory(std::vector<CatalogEntry>& candidates, std::vector<CatalogEntry> in_memory,
+                     std::optional<std::uint64_t> step) {
+  for (CatalogEntry& entry : in_memory) {
+    if (step && entry.name.step != *step) continue;
+    std::erase_if(candidates, [&](const CatalogEntry& each) { return each.name == entry.name; });
+    candidates.push_back(std::move(entry));
+  }
+  std::ranges::sort(candidates, {}, &CatalogEntry::name);
+}
+
 std::vector<SetAside> set_aside_of(const RestoreProtocol::Choice& choice) {
   std::vector<SetAside> versions;
   for (std::size_t i = 0; i < choice.passed_over.size(); ++i)
@@ -123,6 +134,7 @@ Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, c
                                                         const Plan& plan) {
   SW_ASSIGN(const Catalog catalog, source.scan());
   std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
+  if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(catalog), options.step);
   std::ranges::reverse(candidates);
   if (candidates.empty()) {
     if (auto blind = source.blind_spot()) return fail(std::move(*blind));
@@ -152,7 +164,9 @@ Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, c
       return fail(std::move(error));
     }
     log_.error("step {} is damaged and is passed over: {}", entry.name.step, status.error().to_string());
-    passed_over.push_back({entry.name, status.error().to_string()});
+    // What was only in memory leaves nothing behind that could be set aside.
+    if (std::ranges::find(catalog.entries, entry.name, &CatalogEntry::name) != catalog.entries.end())
+      passed_over.push_back({entry.name, status.error().to_string()});
     restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
   }
 
@@ -163,20 +177,32 @@ Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, c
               options_.path);
 }
 
-// Places one version. As long as another tier has the file that was damaged or could not be read, the same version is
-// tried again. Only that file then comes from there.
+// Places one version: from memory if it is there, and if that copy cannot be used, from the tiers. As long as another
+// tier has the file that was damaged or could not be read, the same version is tried again. Only that file then comes
+// from there.
 Status Restorer::place_version(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
                                const Plan& plan, Placing& placing) {
+  std::optional<Status> in_memory;
+  if (FileSystem* const memory = shared_.memory ? shared_.memory->files_of(entry.name) : nullptr) {
+    in_memory = place_from(*memory, entry, options, plan, placing);
+    if (*in_memory) log_.info("step {} was restored from the keeper's memory", entry.name.step);
+    if (*in_memory || placing.refusal || is_refusal(in_memory->error())) return *in_memory;
+    log_.error("the copy of step {} in the keeper's memory is damaged; it is read from disk: {}", entry.name.step,
+               in_memory->error().to_string());
+  }
   for (;;) {
-    Status status = place_once(source, entry, options, plan, placing);
+    Status status = place_from(source.fs(), entry, options, plan, placing);
     if (status || placing.refusal) return status;
-    if (!source.move_on(entry.name, status.error())) return fail(source.explain(std::move(status).error()));
+    if (source.move_on(entry.name, status.error())) continue;
+    // It never came to disk, so there is nothing to be lost: the version before it is the newest.
+    if (in_memory && status.error().kind == ErrorKind::kNotFound) return *in_memory;
+    return fail(source.explain(std::move(status).error()));
   }
 }
 
 // Opens one version, asks the caller where its tensors go, and reads them into place.
-Status Restorer::place_once(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
-                            const Plan& plan, Placing& placing) {
+Status Restorer::place_from(FileSystem& fs, const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
+                            Placing& placing) {
   const auto refuse = [&](Error error) {
     placing.refusal = error;
     return fail(std::move(error));
@@ -184,7 +210,7 @@ Status Restorer::place_once(RestoreSource& source, const CatalogEntry& entry, co
   placing.on_progress();
   if (entry.error) return fail(*entry.error);
   const auto lender = shared_.pipeline.lock()->idle();
-  const ReaderDependencies parts{.fs = &source.fs(),
+  const ReaderDependencies parts{.fs = &fs,
                                  .pool = lender ? &lender->pool() : nullptr,
                                  .devices = &shared_.devices,
                                  .viewer = Viewer{.rank = options_.rank, .world = options_.world},
@@ -239,6 +265,7 @@ Status Restorer::wait_for_targets(const std::vector<Target>& targets, const std:
 void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
                             const std::vector<SetAside>& passed_over) {
   shared_.replicas_compared.lock()->reset();
+  if (shared_.memory) shared_.memory->note_restored(name_of(version));
   const auto live = shared_.live.lock();  // over both, as Planner::ensure_attempt()
   live->go_on_from(version, catalog, passed_over);
   if (shared_.turns) shared_.turns->begin_anew();
@@ -266,6 +293,7 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
       return offer;
     }
     candidates = restorable(*catalog, options.step);
+    if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(*catalog), options.step);
     for (const CatalogEntry& entry : candidates) offer.versions.push_back(entry.name);
     if (candidates.empty()) offer.error = source.blind_spot();
     return offer;

@@ -18,6 +18,7 @@
 #include "capture/capture.hpp"
 #include "capture/replica_digests.hpp"
 #include "capture/replica_samples.hpp"
+#include "engine/kept_slabs.hpp"
 #include "engine/snapshot_impl.hpp"
 #include "layout/file_layout.hpp"
 #include "stage/stager.hpp"
@@ -58,6 +59,9 @@ struct SaveJob {
   std::map<std::string, Digest128> value_digests;          // of State::values
   std::map<std::string, std::uint64_t> replicated_values;  // digests of values that should be the same on all ranks
 
+  std::shared_ptr<KeptVersion> kept;  // set by Pipeline::launch(); null: not kept in memory
+
+  std::mutex samples_mutex;  // guards replica_samples: sw-commit and sw-memory both vote with them
   Guarded<PinRequest> pin;
   bool pinned = false;  // of sw-commit: the pin was written
   bool voted = false;   // of sw-commit: the other ranks may have this one's vote

@@ -305,6 +305,12 @@ std::optional<Error> Snapshot::Impl::begin_decision() {
   return error_;
 }
 
+std::optional<Error> Snapshot::Impl::wait_sealed() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return sealed_ || error_.has_value(); });
+  return error_;
+}
+
 void Snapshot::Impl::conclude(const Status& outcome) {
   engine_status_->note_progress();
   {

@@ -69,6 +69,7 @@ class Snapshot::Impl {
   // failed; otherwise only conclude() can end it from now on.
   [[nodiscard]] std::optional<Error> begin_decision();
   void set_part(std::string part);       // before conclude()
+  [[nodiscard]] std::optional<Error> wait_sealed();  // the same wait, without consequences
   void conclude(const Status& outcome);  // committed, or failed with this error
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
 

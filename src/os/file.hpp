@@ -28,6 +28,9 @@ class File {
 
   // Reads until the span is full or the file ends. Handles EINTR and short reads. Returns the number of bytes read.
   [[nodiscard]] virtual Result<std::uint64_t> read_at(std::span<std::byte> into, std::uint64_t offset) = 0;
+  // For a file whose bytes are in memory: those from `offset` on, at least to the end of their block (kBlockBytes).
+  // They stay there as long as the file is open. Empty: use read_at().
+  [[nodiscard]] virtual std::span<const std::byte> in_place(std::uint64_t /*offset*/) const { return {}; }
   [[nodiscard]] virtual Status write_at(std::span<const std::byte> bytes, std::uint64_t offset) = 0;
   [[nodiscard]] virtual Status allocate(std::uint64_t size_bytes) = 0;  // fallocate, mode 0
   [[nodiscard]] virtual Status truncate(std::uint64_t size_bytes) = 0;

@@ -199,6 +199,19 @@ Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Scope scope) {
   return IndexMerger(std::move(entries), parts, scope).run();
 }
 
+Status fill_commit(Manifest& manifest, const Vote& votes, const MergedIndex& index, const RankFiles& files,
+                   const std::string& path) {
+  // A reader that does not know these features must refuse the version, not misread it.
+  if (index.has_local || !index.has_global) manifest.required_features.emplace_back(kRankLocalFeature);
+  if (index.has_global) manifest.required_features.emplace_back(kGlobalTensorsFeature);
+  manifest.rank_local_values = rank_local_values(votes);
+  SW_ASSIGN(manifest.records, references(votes, files, path));
+  manifest.index_digest = index.digest;
+  manifest.size_bytes = votes.size_bytes;
+  manifest.tensor_count = index.tensor_count;
+  return {};
+}
+
 Result<std::shared_ptr<const MergedIndex>> IndexCache::merge(std::uint32_t attempt, std::vector<IndexPart> parts,
                                                              Scope scope) {
   const bool known = merged_ && attempt_ == attempt;

@@ -15,6 +15,7 @@
 #include "ranks/vote.hpp"
 #include "slackwater/error.hpp"
 #include "version/index.hpp"
+#include "version/manifest.hpp"
 
 namespace slackwater {
 
@@ -37,6 +38,10 @@ enum class Scope : std::uint8_t {
 // `parts`: by rank, with their texts. Each global tensor becomes one entry. kMismatch names the tensor and the ranks
 // that disagree about it, or fails like check_complete().
 [[nodiscard]] Result<MergedIndex> merge_index(std::span<const IndexPart> parts, Scope scope);
+
+// Adds what the votes of all ranks and their index say to a manifest that decides to commit. `path`: for messages.
+[[nodiscard]] Status fill_commit(Manifest& manifest, const Vote& votes, const MergedIndex& index,
+                                 const RankFiles& files, const std::string& path);
 
 // What a rank has of its children's parts, and what its parent has of this rank's own part.
 class IndexCache {

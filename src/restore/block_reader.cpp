@@ -45,7 +45,10 @@ struct Task {
   std::uint32_t unit = 0;
   std::span<std::byte> memory;
   Result<std::uint64_t> bytes_read;
+  bool in_place = false;  // nothing was read: the file's bytes are in memory
 };
+
+constexpr std::uint32_t kNoBuffer = UINT32_MAX;
 
 struct SourceFile {
   std::unique_ptr<File> file;
@@ -85,6 +88,7 @@ class BlockReader::Run {
   // On the placing threads.
   void place_until_stopped(const std::stop_token& stop);
   void place(const Task& task);
+  void place_in_place(const Task& task);
 
   // Any thread.
   bool report(const BadBlock& bad);
@@ -183,7 +187,7 @@ bool BlockReader::Run::collect_placed() {
     placed.swap(placed_);
   }
   for (const auto& [read_buffer, unit] : placed) {
-    free_buffers_.push_back(read_buffer);
+    if (read_buffer != kNoBuffer) free_buffers_.push_back(read_buffer);
     unit_done(unit);
   }
   return !placed.empty();
@@ -203,6 +207,16 @@ Status BlockReader::Run::submit_ready() {
     if (again_.empty() && next_unit_ == units_.size()) break;
     const std::uint32_t unit = again_.empty() ? static_cast<std::uint32_t>(next_unit_) : again_.back();
     const bool readable = open_source(units_[unit].file);
+    if (readable && !sources_[units_[unit].file].file->in_place(0).empty()) {
+      // Nothing to read, so nothing to wait for: the placing threads take it from where it is.
+      ++next_unit_;
+      {
+        const std::lock_guard lock(mutex_);
+        tasks_.push_back({kNoBuffer, unit, {}, std::uint64_t{0}, true});
+      }
+      changed_.notify_one();
+      continue;
+    }
     if (readable && free_buffers_.empty()) SW_TRY(add_slab());
     if (readable && free_buffers_.empty()) break;
     if (again_.empty())
@@ -317,7 +331,28 @@ void BlockReader::Run::place_until_stopped(const std::stop_token& stop) {
   }
 }
 
+// Block by block: each is placed right after its digest was computed, while it is in the cache.
+void BlockReader::Run::place_in_place(const Task& task) {
+  const ReadUnit& unit = units_[task.unit];
+  const ReadFile& file = read_files_[unit.file];
+  for (std::uint64_t begin = 0; begin < unit.size_bytes; begin += kBlockBytes) {
+    const ReadUnit block{unit.file, unit.offset + begin, std::min(kBlockBytes, unit.size_bytes - begin)};
+    const std::span<const std::byte> bytes = sources_[unit.file].file->in_place(block.offset);
+    std::optional<Error> problem;
+    if (bytes.size() < block.size_bytes) {
+      problem = Error{ErrorKind::kCorrupt, "the file ends before the bytes that were written", file.path, 0, false};
+    } else if (digest64(bytes.first(block.size_bytes)) != file.block_digests[block.offset / kBlockBytes]) {
+      problem = Error{ErrorKind::kCorrupt, "the bytes are not those that were written (checksum differs)", file.path, 0,
+                      false};
+    } else if (Status status = on_verified_(block, bytes.first(block.size_bytes)); !status) {
+      return fail_run(std::move(status).error());
+    }
+    if (problem && !report({block.file, block.offset, block.size_bytes, std::move(*problem)})) return;
+  }
+}
+
 void BlockReader::Run::place(const Task& task) {
+  if (task.in_place) return place_in_place(task);
   const ReadUnit& unit = units_[task.unit];
   const ReadFile& file = read_files_[unit.file];
   bool clean = true;

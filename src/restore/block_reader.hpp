@@ -6,7 +6,7 @@
 //
 // A read buffer is a part of a slab. It is large enough to keep the disk busy, and small enough that the callback finds
 // the bytes in the cache. The slabs are leased as long as run() lasts, so that each is registered with the queue once.
-// One slab is enough to get through.
+// One slab is enough to get through. Files whose bytes are in memory (File::in_place) need no buffer and no read.
 // Thread rule: one run() at a time. Lifetime: FileSystem and Pool outlive it.
 #pragma once
 
@@ -64,7 +64,8 @@ class BlockReader {
   // The longest unit that run() takes.
   [[nodiscard]] std::uint64_t unit_bytes() const;
 
-  // on_verified: from placing threads, several at once, for each unit whose blocks are all good.
+  // on_verified: from placing threads, several at once, for each unit whose blocks are all good. Of a file in memory:
+  // for each good block.
   // on_bad: one call at a time, from any thread. True goes on with the rest (verify), false ends the run (restore).
   // on_progress: from the calling thread.
   // Returns the error of the bad block that ended the run, an error of on_verified, or why there is no memory or queue.

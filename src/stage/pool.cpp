@@ -76,7 +76,8 @@ void Lease::release() {
 
 Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32_t slab_count,
                                            std::function<void(int index, std::span<std::byte>)> on_ready,
-                                           int numa_node, TouchOptions touching) {
+                                           int numa_node, TouchOptions touching,
+                                           std::optional<PoolMemory> memory) {
   if (slab_bytes == 0 || slab_bytes % kSlabMultiple != 0) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("a slab cannot have {} bytes; use a multiple of 1 MiB", slab_bytes));
@@ -90,7 +91,12 @@ Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32
                                                      slab_count, format_bytes(slab_bytes)));
   }
   const std::uint64_t size_bytes = slab_bytes * slab_count;
-  SW_ASSIGN(std::byte* const base, map_aligned(size_bytes));
+  if (memory && memory->bytes.size() != size_bytes)
+    return fail(ErrorKind::kInternal, "the memory for the pool does not have the size of its slabs");
+  std::byte* base = memory ? memory->bytes.data() : nullptr;
+  if (!memory) {
+    SW_ASSIGN(base, map_aligned(size_bytes));
+  }
   // Both are advice. The pool works without huge pages, and a forked child disowns the engine anyway (fork guard).
   (void)::madvise(base, size_bytes, MADV_HUGEPAGE);
   (void)::madvise(base, size_bytes, MADV_DONTFORK);
@@ -98,19 +104,23 @@ Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32
 
   std::unique_ptr<Pool> pool(new Pool(slab_bytes, slab_count, base));
   pool->on_ready_ = std::move(on_ready);
+  if (memory) {
+    for (const std::uint32_t slab : memory->reserved) pool->reserved_.at(slab) = true;
+    pool->given_ = std::move(memory);
+  }
   pool->toucher_ = std::make_unique<SlabToucher>(pool->memory(), slab_bytes, std::move(touching),
                                                  [raw = pool.get()](int index) { raw->slab_touched(index); });
   return pool;
 }
 
 Pool::Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base)
-    : slab_bytes_(slab_bytes), slab_count_(slab_count), base_(base) {
+    : slab_bytes_(slab_bytes), slab_count_(slab_count), base_(base), reserved_(slab_count) {
   free_.reserve(slab_count);
 }
 
 Pool::~Pool() {
   toucher_.reset();
-  ::munmap(base_, slab_bytes_ * slab_count_);
+  if (!given_) ::munmap(base_, slab_bytes_ * slab_count_);
 }
 
 void Pool::slab_touched(int index) {
@@ -118,7 +128,7 @@ void Pool::slab_touched(int index) {
   // slab that is registered late would be written without its registration.
   if (on_ready_) on_ready_(index, slab(index));
   const std::lock_guard lock(mutex_);
-  free_.push_back(index);
+  if (!reserved_[static_cast<std::size_t>(index)]) free_.push_back(index);
   ++touched_;
   ++came_free_;
   changed_.notify_all();
@@ -159,6 +169,16 @@ Result<Lease> Pool::acquire(std::chrono::nanoseconds stall_timeout, std::stop_to
       Lease lease = take();
       leave();
       return lease;
+    }
+    if (given_ && given_->on_starved && free_.empty()) {
+      lock.unlock();
+      given_->on_starved();
+      lock.lock();
+      if (my_turn() || came_free_ != seen) {  // it may have made room, or somebody else did
+        seen = came_free_;
+        deadline = std::chrono::steady_clock::now() + time_limit;
+        continue;
+      }
     }
     const bool progressed = changed_.wait_until(lock, stop, deadline, [&] { return my_turn() || came_free_ != seen; });
     if (!progressed && !stop.stop_requested()) {

@@ -47,6 +47,15 @@ class Lease {
   std::span<std::byte> memory_;
 };
 
+// Memory that the caller has, instead of the pool's own. It begins at a huge-page boundary.
+struct PoolMemory {
+  std::span<std::byte> bytes;           // as many as the slabs have
+  std::shared_ptr<void> owner;          // keeps it mapped
+  std::vector<std::uint32_t> reserved;  // slabs that hold something: take_reserved() lends them, nobody else
+  // Called without a lock when there is no free slab for a caller of acquire(), each time before it waits.
+  std::function<void()> on_starved = {};
+};
+
 class Pool {
  public:
   // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory if the mapping fails.
@@ -55,7 +64,7 @@ class Pool {
   [[nodiscard]] static Result<std::unique_ptr<Pool>> create(
       std::uint64_t slab_bytes, std::uint32_t slab_count,
       std::function<void(int index, std::span<std::byte>)> on_ready = {}, int numa_node = -1,
-      TouchOptions touching = {});
+      TouchOptions touching = {}, std::optional<PoolMemory> memory = {});
   ~Pool();
 
   // Waits for a free slab; waiters are served in the order they came. kTimeout if no slab came free for `stall_timeout`
@@ -63,6 +72,8 @@ class Pool {
   [[nodiscard]] Result<Lease> acquire(std::chrono::nanoseconds stall_timeout, std::stop_token stop);
   // Takes nothing from those who wait: nullopt while there are any.
   [[nodiscard]] std::optional<Lease> try_acquire();
+  // Once for each reserved slab. When the lease ends, the slab is like any other.
+  [[nodiscard]] Lease take_reserved(int index) { return {this, index, slab(index)}; }
 
   [[nodiscard]] std::span<std::byte> memory() const { return {base_, slab_bytes_ * slab_count_}; }  // of all slabs
   [[nodiscard]] std::uint64_t slab_bytes() const { return slab_bytes_; }
@@ -86,6 +97,8 @@ class Pool {
   const std::uint64_t slab_bytes_;
   const std::uint32_t slab_count_;
   std::byte* const base_;
+  std::optional<PoolMemory> given_;  // none: the memory is the pool's own
+  std::vector<bool> reserved_;       // by slab
   std::function<void(int, std::span<std::byte>)> on_ready_;
 
   mutable std::mutex mutex_;

@@ -19,13 +19,15 @@ constexpr std::chrono::seconds kTellEvery{5};
 
 // In steps of a huge page: during each step the kernel holds the address-space lock, and the trainer may want to map
 // memory.
-// Kernels before 5.14 have no MADV_POPULATE_WRITE; there, write to each page.
+// Kernels before 5.14 have no MADV_POPULATE_WRITE; there, write to each page what it holds: the memory may be a
+// keeper's, with a version in it.
 void touch_pages(std::span<std::byte> memory) {
   for (std::uint64_t at = 0; at < memory.size(); at += kHugePageBytes) {
     const auto step = memory.subspan(at, std::min(kHugePageBytes, memory.size() - at));
     if (::madvise(step.data(), step.size(), MADV_POPULATE_WRITE) == 0) continue;
     for (std::uint64_t page = 0; page < step.size(); page += kPageBytes) {
-      *static_cast<volatile std::byte*>(&step[page]) = std::byte{0};
+      volatile std::byte* const byte = &step[page];
+      *byte = *byte;
     }
   }
 }

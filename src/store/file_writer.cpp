@@ -226,6 +226,7 @@ class FileWriter::Impl {
     Slab& slab = *to_hash_.front();
     PendingFile& file = slab.file;
     file.hash_block(slab);
+    if (file.hashed_bytes == file.spec.size_bytes && file.spec.on_hashed) file.spec.on_hashed(file.block_digests);
     if (slab.hashed()) {
       to_hash_.pop_front();
       settle(file);

@@ -42,6 +42,8 @@ struct FileSpec {
   std::function<bool()> make_room = {};
   // Gets the number of bytes written so far; may be called often.
   std::function<void(std::uint64_t)> on_progress;
+  // Called once, when every block is checksummed, whether or not it is written yet. Not if the file fails before.
+  std::move_only_function<void(const std::vector<std::uint64_t>& block_digests)> on_hashed = {};
   // Called once, when the file is complete or has failed; then with the first error. Every slab given so far has been
   // released, and later ones are released as they arrive.
   std::move_only_function<void(Result<WrittenFile>)> on_written;

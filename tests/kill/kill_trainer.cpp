@@ -1,7 +1,7 @@
 // A trainer without a framework, to be killed at any moment: its state is a function of the step, it checkpoints every
 // step and says on stdout what it was told is committed.
 //
-//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured [RANK WORLD [local|global]]
+//   kill_trainer DIRECTORY SIZE_MIB STEPS committed|captured|staged [RANK WORLD [local|global]]
 //
 // "local": each rank has its own tensors. "global": the ranks hold all tensors together. "captured": it reports a step
 // as soon as save() returns, which is a lie that the harness must detect.
@@ -9,6 +9,8 @@
 // take long. =tier: every second step is copied to a lower tier (DIRECTORY-lower), slowly, so that kills meet the copy,
 // its commit and its retention. =nfs: each process is an NFS host with its own caches. =small: one snapshot at a time,
 // for a disk that has no room for two.
+// =stuck: no write of data ever ends, as on a disk that does not answer.
+// SLACKWATER_TRAINER_KEEPER=PROGRAM: with a memory tier. "staged": also says "staged N" as soon as the step is staged.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>
@@ -72,6 +74,7 @@ slackwater::Result<Engine> open_on_its_disk(const Options& options, slackwater::
     disk->delay(slackwater::test::FsCall::kQueueWrite, std::chrono::milliseconds(20),
                 {.times = slackwater::test::kAlways});
   }
+  if (disk_kind() == "stuck") disk->hold_writes();
   return slackwater::open_engine(options, {.fs = std::move(disk), .clock = nullptr});
 }
 
@@ -85,7 +88,8 @@ struct Numbers {
 // As a training loop would: a little of the state at a time, so that a kill meets it anywhere.
 template <class AnyState>
 int train(Engine& engine, AnyState& state, const Numbers& numbers, std::uint64_t step, std::uint64_t last,
-          bool report_early) {
+          std::string_view when) {
+  const bool report_early = when == "captured";
   std::deque<Snapshot> under_way;
   const auto report = [&](bool all) -> bool {
     while (!under_way.empty()) {
@@ -106,6 +110,11 @@ int train(Engine& engine, AnyState& state, const Numbers& numbers, std::uint64_t
     auto saved = engine.save(step, state.state());
     if (!saved) return complain(kFailed, saved.error().to_string());
     under_way.push_back(std::move(**saved));
+    if (when == "staged") {
+      if (const auto staged = under_way.back().wait(Level::kStaged); !staged)
+        return complain(kFailed, staged.error().to_string());
+      say(fmt::format("staged {}", step));
+    }
     if (report_early) say(fmt::format("committed {}", step));
     if (!report(false)) return kFailed;
   }
@@ -113,7 +122,7 @@ int train(Engine& engine, AnyState& state, const Numbers& numbers, std::uint64_t
 }
 
 template <class AnyState>
-int run(const Options& options, AnyState state, const Numbers& numbers, std::uint64_t steps, bool report_early) {
+int run(const Options& options, AnyState state, const Numbers& numbers, std::uint64_t steps, std::string_view when) {
   const auto real = slackwater::make_posix_file_system();
   auto engine = open_on_its_disk(options, *real);
   if (!engine) return complain(kFailed, engine.error().to_string());
@@ -128,7 +137,7 @@ int run(const Options& options, AnyState state, const Numbers& numbers, std::uin
     if (const auto difference = state.difference()) return complain(kWrongBytes, *difference);
   }
   say(fmt::format("restored {}", step));
-  if (const int failed = train(*engine, state, numbers, step, step + steps, report_early); failed != 0) return failed;
+  if (const int failed = train(*engine, state, numbers, step, step + steps, when); failed != 0) return failed;
   if (const auto closed = engine->close(); !closed) return complain(kFailed, closed.error().to_string());
   say(fmt::format("done {}", step + steps));
   return 0;
@@ -143,7 +152,7 @@ int main(int argc, char** argv) {
   }
   const std::uint64_t size_bytes = std::strtoull(argv[2], nullptr, 10) << 20;
   const std::uint64_t steps = std::strtoull(argv[3], nullptr, 10);
-  const bool report_early = std::string_view(argv[4]) == "captured";
+  const std::string_view when = argv[4];
   Options options;
   options.path = argv[1];
   options.slab_bytes = 1u << 20;
@@ -153,18 +162,25 @@ int main(int argc, char** argv) {
     options.tiers = {
         {.location = options.path + "-lower", .every = 2, .keep = 3, .bandwidth_bytes = 200u << 20, .backlog = 2}};
   }
+  if (const char* keeper = std::getenv("SLACKWATER_TRAINER_KEEPER"); keeper != nullptr && *keeper != '\0') {
+    options.memory = true;
+    options.keeper = keeper;
+    options.memory_timeout = std::chrono::seconds(60);
+    options.pool_bytes = 0;
+  }
   if (argc > 5) {
     options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));
     options.world = static_cast<std::uint32_t>(std::strtoul(argv[6], nullptr, 10));
     options.fan_in = 2;
+    options.local_ranks = options.world;
   }
   if (argc == 8 && std::string_view(argv[7]) == "global")
-    return run(options, GlobalPatternState(size_bytes, options.rank, options.world), {0, 1}, steps, report_early);
+    return run(options, GlobalPatternState(size_bytes, options.rank, options.world), {0, 1}, steps, when);
   return run(options,
              PatternState({{"embedding", size_bytes / 2 + 13},
                            {"layer.0.weight", size_bytes / 4},
                            {"layer.1.weight", size_bytes / 4 - 4096},
                            {"bias", 4096},
                            {"scale", 1}}),
-             {options.rank, options.world}, steps, report_early);
+             {options.rank, options.world}, steps, when);
 }

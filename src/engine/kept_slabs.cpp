@@ -1,0 +1,294 @@
+#include "engine/kept_slabs.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/digest.hpp"
+#include "base/result.hpp"
+#include "base/thread.hpp"
+#include "base/units.hpp"
+
+namespace slackwater {
+
+// KeptVersion.
+
+bool KeptVersion::settled() const {
+  return failed_ || (all_full_ && plan_ &&
+                     std::ranges::all_of(digests_, [](const auto& digests) { return digests.has_value(); }));
+}
+
+void KeptVersion::add_slab(std::uint32_t part, std::uint64_t chunk, int slab) {
+  const std::lock_guard lock(owner_.mutex_);
+  files_[part].slabs[chunk] = static_cast<std::uint32_t>(slab);
+  ++out_;
+  if (state_ == State::kDropped) ++owner_.coming_back_;
+}
+
+void KeptVersion::give(Lease lease) {
+  const std::lock_guard lock(owner_.mutex_);
+  --out_;
+  if (state_ != State::kDropped) {
+    leases_.push_back(std::move(lease));
+    return;
+  }
+  --owner_.coming_back_;
+  lease.release();  // under the lock: whoever waits for a slab must find the count above right
+}
+
+void KeptVersion::set_digests(std::uint32_t part, std::vector<std::uint64_t> digests) {
+  const std::lock_guard lock(owner_.mutex_);
+  digests_[part] = std::move(digests);
+  owner_.changed_.notify_all();
+}
+
+void KeptVersion::set_plan(KeptPlan plan) {
+  const std::lock_guard lock(owner_.mutex_);
+  plan_ = std::move(plan);
+  owner_.changed_.notify_all();
+}
+
+void KeptVersion::set_staged() {
+  const std::lock_guard lock(owner_.mutex_);
+  all_full_ = true;
+  owner_.changed_.notify_all();
+}
+
+void KeptVersion::fail() {
+  const std::lock_guard lock(owner_.mutex_);
+  failed_ = true;
+  owner_.changed_.notify_all();
+}
+
+// KeptSlabs.
+
+KeptSlabs::KeptSlabs(std::shared_ptr<Region> region, std::uint32_t versions, Log log)
+    : region_(std::move(region)), versions_(versions), log_(std::move(log)) {
+  std::vector<bool> listed(Region::kEntries);
+  std::vector<bool> used(region_->shape().slab_count);
+  for (Region::Kept& kept : region_->kept()) {
+    const auto taken = [&](const StagedFile& file) {
+      return std::ranges::any_of(file.slabs, [&](std::uint32_t slab) { return used[slab]; });
+    };
+    if (std::ranges::any_of(kept.version.files, taken)) continue;  // two versions claim one slab: neither is certain
+    for (const StagedFile& file : kept.version.files)
+      for (const std::uint32_t slab : file.slabs) used[slab] = true;
+    listed[kept.entry] = true;
+    std::shared_ptr<KeptVersion> version(new KeptVersion(*this));
+    version->state_ = KeptVersion::State::kStaged;
+    version->name_ = kept.version.name;
+    version->entry_ = kept.entry;
+    version->files_ = std::move(kept.version.files);
+    kept_.push_back(std::move(version));
+  }
+  // What the last trainer did not finish, and what cannot be believed.
+  for (std::uint32_t entry = 0; entry < Region::kEntries; ++entry)
+    if (!listed[entry]) region_->drop(entry);
+}
+
+KeptSlabs::~KeptSlabs() { detach(); }
+
+std::vector<std::uint32_t> KeptSlabs::reserved() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> slabs;
+  for (const auto& version : kept_)
+    for (const StagedFile& file : version->files_) slabs.insert(slabs.end(), file.slabs.begin(), file.slabs.end());
+  return slabs;
+}
+
+void KeptSlabs::attach(Pool& pool) {
+  {
+    const std::lock_guard lock(mutex_);
+    pool_ = &pool;
+    for (const auto& version : kept_)
+      for (const StagedFile& file : version->files_)
+        for (const std::uint32_t slab : file.slabs) version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
+  }
+  thread_ = start_thread("sw-memory", [this](const std::stop_token& stop) { run(stop); });
+}
+
+void KeptSlabs::detach() {
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    thread_.join();
+  }
+  Leases freed;
+  const std::lock_guard lock(mutex_);
+  for (const auto& version : kept_) std::ranges::move(version->leases_, std::back_inserter(freed));
+  for (const auto& version : kept_) version->leases_.clear();
+  for (Lease& lease : freed) lease.release();
+  pool_ = nullptr;
+}
+
+std::shared_ptr<KeptVersion> KeptSlabs::begin(const VersionName& name, const SnapshotLayout& layout,
+                                              std::shared_ptr<Snapshot::Impl> snapshot) {
+  Leases freed;
+  const std::lock_guard lock(mutex_);
+  std::uint64_t needed = 0;
+  for (const FileLayout& part : layout.parts) needed += part.chunk_count(region_->shape().slab_bytes);
+  if (needed > region_->shape().slab_count) {
+    if (!std::exchange(told_too_large_, true))
+      log_.warn("step {} has {}, more than the pool: the memory tier cannot hold it, and a restart reads from disk; "
+                "make the pool at least twice as large as the state",
+                name.step, format_bytes(layout.size_bytes));
+    return nullptr;
+  }
+  std::optional<std::uint32_t> entry = region_->begin(name);
+  if (!entry) {  // several versions in flight, and two kept: the oldest kept one goes
+    drop_oldest(freed);
+    entry = region_->begin(name);
+  }
+  for (Lease& lease : freed) lease.release();
+  if (!entry) return nullptr;
+  std::shared_ptr<KeptVersion> version(new KeptVersion(*this));
+  version->name_ = name;
+  version->entry_ = *entry;
+  version->snapshot_ = std::move(snapshot);
+  version->digests_.resize(layout.parts.size());
+  for (const FileLayout& part : layout.parts) {
+    version->files_.push_back({.name = part.file_name(), .size_bytes = part.size_bytes(), .slabs = {}});
+    version->files_.back().slabs.resize(part.chunk_count(region_->shape().slab_bytes));
+  }
+  kept_.push_back(version);
+  to_publish_.push_back(version);
+  return version;
+}
+
+void KeptSlabs::lend() {
+  const std::lock_guard lock(mutex_);
+  ++coming_back_;
+}
+
+void KeptSlabs::lent_back() {
+  const std::lock_guard lock(mutex_);
+  --coming_back_;
+}
+
+void KeptSlabs::make_room() {
+  Leases freed;
+  const std::lock_guard lock(mutex_);
+  // A slab that is being written comes back by itself, and costs no version.
+  if (coming_back_ > 0 || pool_ == nullptr || pool_->free_count() > 0) return;
+  drop_oldest(freed);
+  for (Lease& lease : freed) lease.release();
+}
+
+void KeptSlabs::mark_committed(const VersionName& name) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& version : kept_)
+    if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
+      region_->mark_committed(version->entry_);
+}
+
+void KeptSlabs::drop(const std::function<bool(const VersionName&)>& which) {
+  Leases freed;
+  const std::lock_guard lock(mutex_);
+  const auto all = kept_;
+  for (const auto& version : all)
+    if (version->state_ == KeptVersion::State::kStaged && which(version->name_)) drop_version(*version, freed);
+  for (Lease& lease : freed) lease.release();
+}
+
+void KeptSlabs::set_heir(const VersionName& name, const std::string& member, const std::string& next) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& version : kept_)
+    if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
+      region_->set_heir(version->entry_, member, next);
+}
+
+void KeptSlabs::drop_version(KeptVersion& version, Leases& freed) {
+  // The table first: from the next line on its slabs may be filled with something else.
+  region_->drop(version.entry_);
+  version.state_ = KeptVersion::State::kDropped;
+  std::ranges::move(version.leases_, std::back_inserter(freed));
+  version.leases_.clear();
+  coming_back_ += version.out_;
+  std::erase_if(kept_, [&](const auto& each) { return each.get() == &version; });
+}
+
+void KeptSlabs::drop_oldest(Leases& freed) {
+  const auto oldest = std::ranges::find(kept_, KeptVersion::State::kStaged, [](const auto& each) { return each->state_; });
+  if (oldest == kept_.end()) return;
+  const std::shared_ptr<KeptVersion> version = *oldest;
+  drop_version(*version, freed);
+}
+
+std::size_t KeptSlabs::staged_count() const {
+  return static_cast<std::size_t>(std::ranges::count(kept_, KeptVersion::State::kStaged,
+                                                     [](const auto& version) { return version->state_; }));
+}
+
+void KeptSlabs::run(const std::stop_token& stop) {
+  for (;;) {
+    std::shared_ptr<KeptVersion> version;
+    {
+      Lock lock(mutex_);
+      if (!changed_.wait(lock, stop, [&] { return !to_publish_.empty() && to_publish_.front()->settled(); })) return;
+      version = to_publish_.front();
+      to_publish_.pop_front();
+    }
+    publish(version);
+  }
+}
+
+void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
+  // Nothing of it changes any more, but for its leases and its state.
+  const std::shared_ptr<Snapshot::Impl> snapshot = version->snapshot_;
+  std::optional<Error> error = version->failed_ ? snapshot->error() : snapshot->wait_sealed();
+  Result<StagedVersion> text;
+  if (!error && !version->failed_) {
+    text = describe(*version);
+    if (!text) error = text.error();
+  }
+  Leases freed;
+  bool waiting = false;
+  {
+    const std::lock_guard lock(mutex_);
+    Status published;
+    if (!error && !version->failed_) published = region_->publish(version->entry_, *text, version->plan_->member);
+    if (error || version->failed_ || !published) {
+      if (!published) log_.warn("step {} is not kept in memory: {}", version->name_.step, published.error().to_string());
+      drop_version(*version, freed);
+    } else {
+      version->state_ = KeptVersion::State::kStaged;
+      while (staged_count() > versions_) drop_oldest(freed);
+    }
+    version->snapshot_.reset();
+    version->plan_.reset();
+    version->digests_.clear();
+    for (Lease& lease : freed) lease.release();
+    waiting = pool_ != nullptr && pool_->waiting_count() > 0;
+  }
+  if (error && !snapshot->error())
+    log_.warn("step {} is not kept in memory: {}", version->name_.step, error->to_string());
+  // No effect on one that failed. One that is not kept is staged all the same, as it is without a memory tier.
+  snapshot->reach(Level::kStaged);
+  if (waiting) make_room();
+}
+
+Result<StagedVersion> KeptSlabs::describe(const KeptVersion& version) const {
+  const KeptPlan& plan = *version.plan_;
+  Record record = plan.record;
+  for (std::size_t part = 0; part < record.files.size(); ++part)
+    record.files[part].block_digests = *version.digests_[part];
+  StagedVersion text{.name = version.name_,
+                     .rank = record.identity.rank,
+                     .world = record.identity.world,
+                     .files = version.files_,
+                     .record = serialize(record),
+                     .index = plan.index,
+                     .manifest = {},
+                     .vote = {}};
+  Manifest manifest = plan.manifest;
+  const RankFiles files = RankFiles::of_world(text.world);
+  const RecordReference reference{text.rank, files.record(text.rank), digest128(text.record)};
+  if (text.world == 1) {
+    manifest.records = {reference};
+  } else {
+    manifest.decision = Decision::kAbort;  // it names no records
+    SW_TRY(plan.add_vote(reference, text));
+  }
+  text.manifest = serialize(manifest);
+  return text;
+}
+
+}  // namespace slackwater

@@ -1,0 +1,259 @@
+#include "keeper/keeper_server.hpp"
+
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/result.hpp"
+#include "base/thread.hpp"
+#include "base/units.hpp"
+#include "version/names.hpp"
+
+namespace slackwater {
+namespace {
+
+constexpr unsigned kLockTries = 200;
+constexpr std::chrono::milliseconds kLockPause{25};
+constexpr std::size_t kMaxPeers = 16;  // connected at once without being the trainer
+
+UniqueFd watch_process(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
+
+bool ready(const pollfd& watched) { return watched.revents != 0; }
+
+}  // namespace
+
+KeeperServer::KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& clock, Log log, UniqueFd listener,
+                           UniqueFd signals)
+    : options_(std::move(options)),
+      fs_(fs),
+      clock_(clock),
+      log_(std::move(log)),
+      listener_(std::move(listener)),
+      signals_(std::move(signals)),
+      flush_ended_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      release_at_(clock.now() + options_.keep_for) {}
+
+KeeperServer::~KeeperServer() = default;
+
+void KeeperServer::run() {
+  while (!done_) {
+    std::vector<pollfd> watched;
+    const auto watch = [&](const UniqueFd& descriptor) {
+      watched.push_back({.fd = descriptor ? descriptor.get() : -1, .events = POLLIN, .revents = 0});
+    };
+    watch(listener_);
+    watch(signals_);
+    watch(flush_ended_);
+    static const UniqueFd kNone;
+    watch(trainer_ ? trainer_->socket : kNone);
+    watch(trainer_ ? trainer_->process_end : kNone);
+    for (const Peer& peer : peers_) watch(peer.socket);
+    const int count = ::poll(watched.data(), watched.size(), wait_ms().value_or(-1));
+    if (count < 0 && errno != EINTR) {
+      log_.error("the keeper cannot wait for its trainer: errno {}", errno);
+      return;
+    }
+    if (count < 0) continue;
+
+    if (ready(watched[1])) {
+      signalfd_siginfo info{};
+      while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) told_to_end_ = true;
+    }
+    // The trainer first: one that is gone must not keep the next one out.
+    if (trainer_ && (ready(watched[3]) || ready(watched[4]))) {
+      if (trainer_gone(ready(watched[4]))) {
+        trainer_ended();
+      } else {
+        serve(*trainer_);
+      }
+    }
+    for (std::size_t i = 0; i < peers_.size() && 5 + i < watched.size(); ++i)
+      if (ready(watched[5 + i])) serve(peers_[i]);
+    std::erase_if(peers_, [](const Peer& peer) { return !peer.socket; });
+    if (ready(watched[0])) accept_peer();
+    if (ready(watched[2])) {
+      std::uint64_t ended = 0;
+      if (::read(flush_ended_.get(), &ended, sizeof ended) < 0) ended = 0;
+      if (flush_ && flush_->ended) flush_.reset();
+      std::erase_if(stopped_, [](const auto& old) { return old->ended.load(); });
+    }
+    if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
+    if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
+      log_.info("no trainer came for {}: the memory is released",
+                format_seconds(std::chrono::duration<double>(options_.keep_for).count()));
+      done_ = true;
+    }
+    if (told_to_end_ && !trainer_ && !flush_ && !flush_at_) done_ = true;
+  }
+  // Closed before the threads are joined: the flush ends after the slab in hand, and publishes nothing more.
+  hand_over();
+  memory_ = UniqueFd();
+}
+
+std::optional<int> KeeperServer::wait_ms() const {
+  if (trainer_ || !release_at_) return std::nullopt;
+  const TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next - clock_.now()).count() + 1;
+  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+}
+
+void KeeperServer::accept_peer() {
+  UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket) return;
+  const auto process = check_peer(socket);
+  if (!process) return log_.warn("a connection was refused: {}", process.error().to_string());
+  // The one that has been silent for longest goes, so that nobody can keep trainers out by saying nothing.
+  if (peers_.size() == kMaxPeers) peers_.erase(peers_.begin());
+  peers_.push_back({.socket = std::move(socket), .process = *process, .process_end = watch_process(*process)});
+}
+
+// One message, if there is one. A peer that is gone, or that says what nobody understands, is dropped.
+void KeeperServer::serve(Peer& peer) {
+  auto mail = receive_message(peer.socket);
+  if (!mail && mail.error().kind == ErrorKind::kTimeout) return;  // nothing there after all
+  if (!mail) log_.warn("process {} is cut off: {}", peer.process, mail.error().to_string());
+  if (!mail || !*mail) {
+    (void)peer.socket.close();
+    return;
+  }
+  handle(peer, (*mail)->message);
+}
+
+void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
+  const bool is_trainer = trainer_ && &*trainer_ == &peer;
+  switch (request.word) {
+    case KeeperWord::kAttach: return attach(peer);
+    case KeeperWord::kMakeMemory:
+      if (is_trainer) return make_memory(peer, request.bytes);
+      break;
+    case KeeperWord::kPeek: {
+      const auto reader = memory_ ? reopen_read_only(memory_) : fail(ErrorKind::kNotFound, "there is no memory");
+      if (reader) return send(peer, {.word = KeeperWord::kMemory}, &*reader);
+      return send(peer, {.word = KeeperWord::kNoMemory});
+    }
+    case KeeperWord::kRelease:
+      if (trainer_ && !is_trainer && !trainer_gone(false)) break;
+      log_.info("process {} asks to release the memory: the keeper ends", peer.process);
+      hand_over();
+      memory_ = UniqueFd();
+      done_ = true;
+      return send(peer, {.word = KeeperWord::kReleased});
+    case KeeperWord::kMemory:
+    case KeeperWord::kNoMemory:
+    case KeeperWord::kRefused:
+    case KeeperWord::kReleased: break;
+  }
+  send(peer, {.word = KeeperWord::kRefused, .pid = trainer_ ? trainer_->process : 0});
+}
+
+void KeeperServer::attach(Peer& peer) {
+  if (trainer_ && !trainer_gone(false)) {
+    return send(peer, {.word = KeeperWord::kRefused, .pid = trainer_->process});
+  }
+  if (trainer_) trainer_.reset();
+  // From here on nothing is published any more: the trainer goes on with what the memory holds, under a new attempt.
+  hand_over();
+  Peer moved = std::move(peer);
+  (void)peer.socket.close();  // what is left of it is removed by run()
+  trainer_ = std::move(moved);
+  release_at_.reset();
+  log_.info("process {} is attached", trainer_->process);
+  if (memory_) return send(*trainer_, {.word = KeeperWord::kMemory}, &memory_);
+  send(*trainer_, {.word = KeeperWord::kNoMemory});
+}
+
+void KeeperServer::make_memory(Peer& peer, std::uint64_t size_bytes) {
+  memory_ = UniqueFd();  // before the new memory: there is never more than one
+  auto made = make_shared_memory("slackwater", size_bytes);
+  if (!made) {
+    log_.error("{}", made.error().to_string());
+    return send(peer, {.word = KeeperWord::kNoMemory, .sys_errno = made.error().sys_errno});
+  }
+  memory_ = std::move(*made);
+  log_.info("the memory has {} at most", format_bytes(size_bytes));
+  send(peer, {.word = KeeperWord::kMemory, .bytes = size_bytes}, &memory_);
+}
+
+// The socket alone does not tell: a child that the trainer forked may have it open.
+bool KeeperServer::trainer_gone(bool process_ended) const {
+  if (process_ended || !trainer_->socket) return true;
+  pollfd end{.fd = trainer_->process_end ? trainer_->process_end.get() : -1, .events = POLLIN, .revents = 0};
+  if (::poll(&end, 1, 0) > 0) return true;
+  char byte = 0;
+  return ::recv(trainer_->socket.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+void KeeperServer::trainer_ended() {
+  log_.info("process {} has ended or disconnected", trainer_->process);
+  trainer_.reset();
+  release_at_ = clock_.now() + options_.keep_for;
+  lock_tries_ = 0;
+  begin_flush();
+}
+
+void KeeperServer::begin_flush() {
+  flush_at_.reset();
+  if (!memory_) return;
+  auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
+  if (!memory) return log_.error("the memory cannot be read: {}", memory.error().to_string());
+  auto region = Region::open(std::move(*memory));
+  if (!region) return log_.error("the memory cannot be read: {}", region.error().to_string());
+  std::vector<Region::Kept> waiting = region->kept();
+  std::erase_if(waiting, [](const Region::Kept& kept) {
+    return kept.state != KeptState::kStaged || kept.version.world != 1;
+  });
+  if (waiting.empty()) return;
+  // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
+  // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.
+  auto lock = fs_.try_lock(lock_path(options_.directory));
+  if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) {
+    flush_at_ = clock_.now() + kLockPause;
+    return;
+  }
+  if (!lock) return log_.warn("nothing is flushed: {}", lock.error().to_string());
+
+  flush_ = std::make_shared<Flush>();
+  flush_->lock = std::move(*lock);
+  const auto body = [this, flush = flush_.get(), region = std::move(*region),
+                     waiting = std::move(waiting)](const std::stop_token&) {
+    for (const Region::Kept& kept : waiting) {
+      const std::uint64_t step = kept.version.name.step;
+      const Status flushed = flush_version(fs_, clock_, options_.directory, region, kept, flush->gate, log_);
+      if (flushed) {
+        log_.info("step {} is committed", step);
+      } else {
+        log_.error("step {} is not flushed: {}", step, flushed.error().to_string());
+      }
+    }
+    flush->ended = true;
+    const std::uint64_t one = 1;
+    if (::write(flush_ended_.get(), &one, sizeof one) < 0) log_.error("the end of the flush is not noticed");
+  };
+  flush_->thread = start_thread("kp-flush", body);
+}
+
+void KeeperServer::hand_over() {
+  flush_at_.reset();
+  if (!flush_) return;
+  flush_->gate.close();
+  // At once, and not when its thread ends: that may hang in a write.
+  flush_->lock.reset();
+  stopped_.push_back(std::exchange(flush_, nullptr));
+}
+
+void KeeperServer::send(Peer& peer, const KeeperMessage& message, const UniqueFd* descriptor) {
+  if (const Status sent = send_message(peer.socket, message, descriptor); !sent) {
+    log_.warn("process {} gets no answer: {}", peer.process, sent.error().to_string());
+    (void)peer.socket.close();
+  }
+}
+
+}  // namespace slackwater

@@ -1,0 +1,92 @@
+// KeeperServer: the keeper process. It holds the memory of one trainer, waits for the trainer's end, then flushes what
+// the trainer had staged and not committed, and keeps the memory for the next trainer. It ends when it is told to, or
+// after a time without a trainer.
+//
+//   main thread: answers requests, watches the trainer (its socket and its pidfd), watches the clock
+//   "kp-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
+//
+// Owner: the command line (cli/keeper.cpp). Thread rule: run() belongs to one thread.
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/log.hpp"
+#include "base/unique_fd.hpp"
+#include "keeper/flush.hpp"
+#include "keeper/keeper_socket.hpp"
+#include "os/clock.hpp"
+#include "os/file_system.hpp"
+
+namespace slackwater {
+
+struct KeeperOptions {
+  std::string directory;  // absolute
+  std::uint32_t rank = 0;
+  std::chrono::milliseconds keep_for{600'000};
+};
+
+class KeeperServer {
+ public:
+  // `listener` listens at keeper_address(). `signals`: a signalfd; SIGTERM arrives there.
+  KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& clock, Log log, UniqueFd listener, UniqueFd signals);
+  ~KeeperServer();
+
+  // Returns when the keeper is to end. Its memory is released then.
+  void run();
+
+ private:
+  struct Peer {
+    UniqueFd socket;
+    pid_t process = 0;
+    UniqueFd process_end;  // pidfd; none on kernels without it: then the socket alone tells
+  };
+  struct Flush {
+    PublishGate gate;
+    std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
+    std::atomic<bool> ended{false};
+    std::jthread thread;             // started last
+  };
+
+  [[nodiscard]] std::optional<int> wait_ms() const;
+  void accept_peer();
+  void serve(Peer& peer);
+  void handle(Peer& peer, const KeeperMessage& request);
+  void attach(Peer& peer);
+  void make_memory(Peer& peer, std::uint64_t size_bytes);
+  [[nodiscard]] bool trainer_gone(bool process_ended) const;
+  void trainer_ended();
+  void begin_flush();
+  void hand_over();
+  void send(Peer& peer, const KeeperMessage& message, const UniqueFd* descriptor = nullptr);
+
+  const KeeperOptions options_;
+  FileSystem& fs_;
+  const Clock& clock_;
+  const Log log_;
+  const UniqueFd listener_;
+  const UniqueFd signals_;
+  const UniqueFd flush_ended_;  // eventfd
+
+  UniqueFd memory_;
+  std::optional<Peer> trainer_;
+  std::vector<Peer> peers_;  // connected, not attached
+  std::optional<TimePoint> release_at_;
+  std::optional<TimePoint> flush_at_;  // when to try again
+  unsigned lock_tries_ = 0;
+  bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
+  bool done_ = false;
+  std::shared_ptr<Flush> flush_;               // the current one; null: none
+  std::vector<std::shared_ptr<Flush>> stopped_;  // their gates are closed, but they may hang in a write
+};
+
+}  // namespace slackwater
