@@ -41,7 +41,7 @@ Result<Json> own_files(FileSystem& fs, const std::string& root) {
 
 }  // namespace
 
-Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, MemoryTier& others) {
+Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others) {
   const Options& options = shared.options;
   const bool leads = shared.versions.exclusive(
       [&](VersionStore& store) { return options.rank == 0 || store.lead_node(); });

@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "engine/engine_shared.hpp"
-#include "tiers/memory_tier.hpp"
+#include "tiers/other_nodes_files.hpp"
 
 namespace slackwater {
 
 // `call`: the number of this rank's restore() call. Waits for all ranks; kTimeout names the silent ones.
-[[nodiscard]] Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, MemoryTier& others);
+[[nodiscard]] Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others);
 
 // After a restore that brought files of this version here: this node's directory gets attempt, index and manifest, so
 // that it can be read alone. `all` is what the restore read from.

@@ -143,15 +143,14 @@ Status set_run_name(Options& options, std::string_view text) {
   return {};
 }
 
-template <class Settings>
-struct RowOf {
 Status set_keeper(Options& options, std::string_view text) {
   if (text.empty()) return fail(ErrorKind::kInvalidArgument, "takes the name or the path of a program");
   options.keeper = text;
   return {};
 }
 
-struct Row {
+template <class Settings>
+struct RowOf {
   OptionInfo info;
   Setter<Settings> set;
 };

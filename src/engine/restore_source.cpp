@@ -23,7 +23,7 @@ RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>&
 Status RestoreSource::exchange(std::uint64_t call) {
   SW_TRY(exchange_node_catalogs(shared_, call, others_));
   std::vector<TierPlace> places{{shared_.fs.get(), shared_.options.path},
-                                {&others_, MemoryTier::kRoot, "cannot be read from here"}};
+                                {&others_, OtherNodesFiles::kRoot, "cannot be read from here"}};
   places.insert(places.end(), lower_tiers_.begin(), lower_tiers_.end());
   overlay_.emplace(std::move(places));
   return {};

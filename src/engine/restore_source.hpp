@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "engine/engine_shared.hpp"
-#include "tiers/memory_tier.hpp"
+#include "tiers/other_nodes_files.hpp"
 #include "tiers/tier_overlay.hpp"
 #include "tiers/version_repair.hpp"
 
@@ -51,7 +51,7 @@ class RestoreSource {
   EngineShared& shared_;
   const Log& log_ = shared_.log;
   const std::vector<TierPlace> lower_tiers_;
-  MemoryTier others_;                   // what other nodes sent
+  OtherNodesFiles others_;                   // what other nodes sent
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
   bool logged_unreachable_ = false;
   std::uint32_t newest_attempt_ = 0;  // on any tier

@@ -184,14 +184,14 @@ Status Restorer::place_version(RestoreSource& source, const CatalogEntry& entry,
                                const Plan& plan, Placing& placing) {
   std::optional<Status> in_memory;
   if (FileSystem* const memory = shared_.memory ? shared_.memory->files_of(entry.name) : nullptr) {
-    in_memory = place_from(*memory, entry, options, plan, placing);
+    in_memory = place_from(*memory, nullptr, entry, options, plan, placing);
     if (*in_memory) log_.info("step {} was restored from the keeper's memory", entry.name.step);
     if (*in_memory || placing.refusal || is_refusal(in_memory->error())) return *in_memory;
     log_.error("the copy of step {} in the keeper's memory is damaged; it is read from disk: {}", entry.name.step,
                in_memory->error().to_string());
   }
   for (;;) {
-    Status status = place_from(source.fs(), entry, options, plan, placing);
+    Status status = place_from(source.fs(), &source, entry, options, plan, placing);
     if (status || placing.refusal) return status;
     if (source.move_on(entry.name, status.error())) continue;
     // It never came to disk, so there is nothing to be lost: the version before it is the newest.
@@ -200,9 +200,10 @@ Status Restorer::place_version(RestoreSource& source, const CatalogEntry& entry,
   }
 }
 
-// Opens one version, asks the caller where its tensors go, and reads them into place.
-Status Restorer::place_from(FileSystem& fs, const CatalogEntry& entry, const RestoreOptions& options, const Plan& plan,
-                            Placing& placing) {
+// Opens one version, asks the caller where its tensors go, and reads them into place. `source` may bring what several
+// ranks need to tier 0 first; there is none for the keeper's memory.
+Status Restorer::place_from(FileSystem& fs, RestoreSource* source, const CatalogEntry& entry,
+                            const RestoreOptions& options, const Plan& plan, Placing& placing) {
   const auto refuse = [&](Error error) {
     placing.refusal = error;
     return fail(std::move(error));
@@ -220,7 +221,8 @@ Status Restorer::place_from(FileSystem& fs, const CatalogEntry& entry, const Res
                                  .direct_io = options_.direct_io,
                                  .log = options_.log};
   // Opening reads a header: of what this rank saved, or of rank 0.
-  source.fetch(entry.name, {entry.info.world == options_.world ? options_.rank : 0}, placing.on_progress);
+  if (source != nullptr)
+    source->fetch(entry.name, {entry.info.world == options_.world ? options_.rank : 0}, placing.on_progress);
   SW_ASSIGN(Checkpoint checkpoint, open_version(parts, options_.path, entry.info, read_options));
   placing.on_progress();
   auto targets = plan(checkpoint);
@@ -234,7 +236,8 @@ Status Restorer::place_from(FileSystem& fs, const CatalogEntry& entry, const Res
          options_.path, 0, false, *left});
   }
   if (auto ready = wait_for_targets(*targets, options.after); !ready) return refuse(std::move(ready).error());
-  if (source.fetches()) source.fetch(entry.name, saved_by(checkpoint, *targets), placing.on_progress);
+  if (source != nullptr && source->fetches())
+    source->fetch(entry.name, saved_by(checkpoint, *targets), placing.on_progress);
   // What is restored now will be saved next, and its pool is touched while this thread reads.
   pipelines_.foresee(*targets);
   auto read = checkpoint.read(*targets);

@@ -335,6 +335,7 @@ Result<PickleGraph> PickleGraph::read(std::string_view bytes, const std::string&
   if (bytes.size() > kMaxPickleBytes)
     return fail(ErrorKind::kCorrupt, "the pickle is larger than 512 MiB, which no list of tensors needs", path);
   PickleGraph graph;
+  graph.size_bytes_ = bytes.size();
   SW_TRY(Machine(bytes, path, graph).run());
   return graph;
 }

@@ -61,6 +61,9 @@ class PickleGraph {
   [[nodiscard]] const PickleNode& root() const { return nodes_[root_]; }
   [[nodiscard]] NodeId root_id() const { return root_; }
   [[nodiscard]] const PickleNode& at(NodeId id) const { return nodes_[id]; }
+  // How many values the whole graph may have, with shared ones counted at each place. A small file that unfolds into
+  // millions of values is an attack, not a checkpoint.
+  [[nodiscard]] std::size_t most_values() const { return 100'000 + 16 * size_bytes_; }
 
   // "torch._utils._rebuild_tensor_v2" if it is a call of a global; empty otherwise.
   [[nodiscard]] std::string_view called(const PickleNode& node) const;
@@ -72,6 +75,7 @@ class PickleGraph {
   std::vector<PickleNode> nodes_;
   std::deque<std::string> names_;  // of globals; nodes have views of them
   NodeId root_ = kNoNode;
+  std::size_t size_bytes_ = 0;  // of the pickle
 };
 
 }  // namespace slackwater::formats

@@ -87,8 +87,9 @@ std::unexpected<Error> TorchValues::unsupported(const std::string& name, const s
 }
 
 Status TorchValues::count() {
-  if (++count_ <= kMaxTreeNodes) return {};
-  return fail(ErrorKind::kCorrupt, fmt::format("the file holds more than {} values", kMaxTreeNodes), path_);
+  const std::size_t most = std::min(kMaxTreeNodes, graph_.most_values());
+  if (++count_ <= most) return {};
+  return fail(ErrorKind::kCorrupt, fmt::format("the file holds more than {} values", most), path_);
 }
 
 TorchValues::Pairs TorchValues::pairs_of(const std::vector<NodeId>& items) const {

@@ -1,4 +1,4 @@
-// MemoryTier: small files that other nodes sent, seen as a read-only tier: attempt files, manifests, indexes. It holds
+// OtherNodesFiles: small files that other nodes sent, seen as a read-only tier: attempt files, manifests, indexes. It holds
 // no data files: the disks of other nodes cannot be read from here.
 // Owned by one restore. Thread rule: thread-safe once it is filled. Lifetime: outlives the files that it opened.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace slackwater {
 
-class MemoryTier final : public FileSystem {
+class OtherNodesFiles final : public FileSystem {
  public:
   static constexpr const char* kRoot = "the other nodes";  // in paths and messages
 

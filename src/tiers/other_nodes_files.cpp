@@ -1,4 +1,4 @@
-#include "tiers/memory_tier.hpp"
+#include "tiers/other_nodes_files.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -14,7 +14,7 @@ std::unexpected<Error> cannot_be_written(const std::string& path) {
 }
 
 std::string below_memory_root(const std::string& path) {
-  const std::string_view root = MemoryTier::kRoot;
+  const std::string_view root = OtherNodesFiles::kRoot;
   return path.size() > root.size() ? path.substr(root.size() + 1) : std::string();
 }
 
@@ -49,14 +49,14 @@ class MemoryFile final : public File {
 
 }  // namespace
 
-Result<std::unique_ptr<File>> MemoryTier::open(const std::string& path, OpenMode mode, bool) {
+Result<std::unique_ptr<File>> OtherNodesFiles::open(const std::string& path, OpenMode mode, bool) {
   if (mode != OpenMode::kRead) return cannot_be_written(path);
   const auto found = files_.find(below_memory_root(path));
   if (found == files_.end()) return fail(ErrorKind::kNotFound, "no other node sent this file", path);
   return std::make_unique<MemoryFile>(path, found->second);
 }
 
-Result<std::vector<DirectoryEntry>> MemoryTier::list(const std::string& path) {
+Result<std::vector<DirectoryEntry>> OtherNodesFiles::list(const std::string& path) {
   const std::string name = below_memory_root(path);
   const std::string prefix = name.empty() ? name : name + "/";
   std::map<std::string, FileType> merged;
@@ -72,7 +72,7 @@ Result<std::vector<DirectoryEntry>> MemoryTier::list(const std::string& path) {
   return entries;
 }
 
-Result<FileStatus> MemoryTier::status(const std::string& path) {
+Result<FileStatus> OtherNodesFiles::status(const std::string& path) {
   const std::string name = below_memory_root(path);
   if (const auto found = files_.find(name); found != files_.end())
     return FileStatus{.type = FileType::kRegular, .size_bytes = found->second.size(), .link_count = 1};
@@ -80,13 +80,13 @@ Result<FileStatus> MemoryTier::status(const std::string& path) {
   return FileStatus{.type = FileType::kDirectory, .size_bytes = 0, .link_count = 1};
 }
 
-Result<std::unique_ptr<IoQueue>> MemoryTier::make_queue(const IoQueueOptions&) { return cannot_be_written(kRoot); }
-Status MemoryTier::make_directory(const std::string& path) { return cannot_be_written(path); }
-Status MemoryTier::sync_directory(const std::string& path) { return cannot_be_written(path); }
-Status MemoryTier::link(const std::string& from, const std::string&) { return cannot_be_written(from); }
-Status MemoryTier::unlink(const std::string& path) { return cannot_be_written(path); }
-Status MemoryTier::remove_directory(const std::string& path) { return cannot_be_written(path); }
-Result<std::uint64_t> MemoryTier::free_bytes(const std::string& path) { return cannot_be_written(path); }
-Result<std::unique_ptr<FileLock>> MemoryTier::try_lock(const std::string& path) { return cannot_be_written(path); }
+Result<std::unique_ptr<IoQueue>> OtherNodesFiles::make_queue(const IoQueueOptions&) { return cannot_be_written(kRoot); }
+Status OtherNodesFiles::make_directory(const std::string& path) { return cannot_be_written(path); }
+Status OtherNodesFiles::sync_directory(const std::string& path) { return cannot_be_written(path); }
+Status OtherNodesFiles::link(const std::string& from, const std::string&) { return cannot_be_written(from); }
+Status OtherNodesFiles::unlink(const std::string& path) { return cannot_be_written(path); }
+Status OtherNodesFiles::remove_directory(const std::string& path) { return cannot_be_written(path); }
+Result<std::uint64_t> OtherNodesFiles::free_bytes(const std::string& path) { return cannot_be_written(path); }
+Result<std::unique_ptr<FileLock>> OtherNodesFiles::try_lock(const std::string& path) { return cannot_be_written(path); }
 
 }  // namespace slackwater
