@@ -21,9 +21,8 @@
 namespace slackwater::test {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::minutes kTimeLimit{2};
+constexpr std::chrono::minutes kTierTimeLimit{2};
 
 // The steps that are live, each read to its last byte; what is wrong goes to `findings`.
 std::vector<std::uint64_t> live_steps(const std::string& root, std::vector<std::string>& findings) {
@@ -68,8 +67,8 @@ TEST(TierKillTest, WhatIsLiveOnTheLowerTierIsCompleteAndNothingIsLost) {
   std::uint64_t newest_below = 0;  // on the lower tier
   for (std::uint64_t round = 0; round < kills; ++round) {
     Trainer trainer(run, size_mib, 1'000'000);
-    if (round % 2 == 0) trainer.listen(Clock::now() + kTimeLimit, "committed");
-    trainer.listen(Clock::now() + std::chrono::microseconds(random() % (600'000 >> (round % 4))));
+    if (round % 2 == 0) trainer.listen(Trainer::Clock::now() + kTierTimeLimit, "committed");
+    trainer.listen(Trainer::Clock::now() + std::chrono::microseconds(random() % (600'000 >> (round % 4))));
     const int code = trainer.end();
     if (code != 128 + SIGKILL) findings.push_back(fmt::format("round {}: ended with code {}", round, code));
     const auto restored = trainer.last("restored");
@@ -83,7 +82,7 @@ TEST(TierKillTest, WhatIsLiveOnTheLowerTierIsCompleteAndNothingIsLost) {
     newest_below = std::max(newest_below, newest);
   }
   Trainer last(run, size_mib, 4);
-  last.listen(Clock::now() + kTimeLimit, "done");
+  last.listen(Trainer::Clock::now() + kTierTimeLimit, "done");
   const auto done = last.last("done");
   if (!done) findings.push_back(fmt::format("the last start did not come to its end: code {}", last.end()));
   const auto below = live_steps(lower, findings);
