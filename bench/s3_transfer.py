@@ -34,11 +34,19 @@ BUFFER_MIB = 192  # of `slackwater copy`: its pool
 GOAL = 0.8
 MEMORY_GOAL_MIB = 64
 
+# A process begins with the peak of the one that started it, so a small one starts what is measured.
+PEAK = """
+import os, sys
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, 2, 1)])
+_, status, usage = os.wait4(pid, 0)
+print(usage.ru_maxrss)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
 LOAD = """
-import json, resource, sys, time
+import json, re, sys, time
 import numpy, slackwater as sw
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-list(sw.list_versions(sys.argv[1])) if hasattr(sw, "list_versions") else None
+peak = lambda: int(re.search("VmHWM:\\s+([0-9]+)", open("/proc/self/status").read())[1])
 before = peak()
 began = time.perf_counter()
 state = sw.load(sys.argv[1])
@@ -94,14 +102,13 @@ def measure(directory: Path, size: int, pairs: int) -> dict[str, Any]:
 
 
 def up_sw(store: Store, home: Path, run: Path, pair: int, times: dict[str, Any], peaks: dict[str, Any]) -> None:
-    words = [BIN / "slackwater", "copy", run, f"s3://{BUCKET}/sw{pair}", "--buffer", f"{BUFFER_MIB}MiB"]
+    words = [str(BIN / "slackwater"), "copy", str(run), f"s3://{BUCKET}/sw{pair}", "--buffer", f"{BUFFER_MIB}MiB"]
     began = time.perf_counter()
-    process = subprocess.Popen(words, env=store.env(home), stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", PEAK, *words], env=store.env(home), check=True, stdout=subprocess.PIPE, text=True
+    )
     times["up_sw"].append(time.perf_counter() - began)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, "slackwater copy failed"
-    peaks["up"].append(usage.ru_maxrss / 1024 - BUFFER_MIB)
+    peaks["up"].append(int(done.stdout) / 1024 - BUFFER_MIB)
 
 
 def down_sw(store: Store, home: Path, pair: int, times: dict[str, Any], peaks: dict[str, Any]) -> None:
