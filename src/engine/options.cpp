@@ -215,8 +215,8 @@ constexpr std::array kRows{
     Row{{"fan_in", "count", "64", "", "Ranks in a group, which reports as one; groups form groups, up to rank 0."},
         set_within<&Options::fan_in, 2, kMaxWorld>},
     Row{{"memory", "flag", "false", "",
-         "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts from "
-         "memory."},
+         "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts "
+         "from memory."},
         set<&Options::memory, parse_flag>},
     Row{{"memory_versions", "count", "1", "",
          "Versions that the keeper holds, 1 or 2; the pool has room for one more, the one that is being copied."},
