@@ -106,7 +106,7 @@ int run_keeper(const KeeperArguments& arguments) {
 
 Verb add_keeper(CLI::App& parser) {
   auto arguments = std::make_shared<KeeperArguments>();
-  CLI::App* verb = parser.add_subcommand("keeper", "Hold a trainer's newest checkpoint in memory (started by trainers)");
+  CLI::App* verb = parser.add_subcommand("keeper", "Hold a trainer's newest checkpoint in memory; trainers start it");
   verb->group("");  // not in --help
   verb->add_option("DIR", arguments->directory, "Directory the trainer saves to, as an absolute path")->required();
   verb->add_option("--rank", arguments->rank, "Whose memory");

@@ -101,7 +101,8 @@ void KeptSlabs::attach(Pool& pool) {
     pool_ = &pool;
     for (const auto& version : kept_)
       for (const StagedFile& file : version->files_)
-        for (const std::uint32_t slab : file.slabs) version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
+        for (const std::uint32_t slab : file.slabs)
+          version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
   }
   thread_ = start_thread("sw-memory", [this](const std::stop_token& stop) { run(stop); });
 }
@@ -206,7 +207,8 @@ void KeptSlabs::drop_version(KeptVersion& version, Leases& freed) {
 }
 
 void KeptSlabs::drop_oldest(Leases& freed) {
-  const auto oldest = std::ranges::find(kept_, KeptVersion::State::kStaged, [](const auto& each) { return each->state_; });
+  const auto oldest =
+      std::ranges::find(kept_, KeptVersion::State::kStaged, [](const auto& each) { return each->state_; });
   if (oldest == kept_.end()) return;
   const std::shared_ptr<KeptVersion> version = *oldest;
   drop_version(*version, freed);
@@ -246,7 +248,8 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
     Status published;
     if (!error && !version->failed_) published = region_->publish(version->entry_, *text, version->plan_->member);
     if (error || version->failed_ || !published) {
-      if (!published) log_.warn("step {} is not kept in memory: {}", version->name_.step, published.error().to_string());
+      if (!published)
+        log_.warn("step {} is not kept in memory: {}", version->name_.step, published.error().to_string());
       drop_version(*version, freed);
     } else {
       version->state_ = KeptVersion::State::kStaged;

@@ -52,7 +52,8 @@ std::vector<RankPart> MemoryTier::parts_of(const Region::Kept& own) const {
     if (!opened) return {};
     const auto region = std::make_shared<const Region>(std::move(*opened));
     const auto all = region->kept();
-    const auto same = std::ranges::find(all, own.version.name, [](const Region::Kept& each) { return each.version.name; });
+    const auto name_of_kept = [](const Region::Kept& each) { return each.version.name; };
+    const auto same = std::ranges::find(all, own.version.name, name_of_kept);
     if (same == all.end() || same->version.world != options_.world || same->version.rank != rank) return {};
     parts.push_back({region, same->version});
   }

@@ -222,8 +222,8 @@ constexpr std::array kRows{
          "How long close waits for a lower tier that makes no progress; the next run copies what is left."},
         set<&Options::copy_timeout, parse_timeout>},
     Row{{"memory", "flag", "false", "",
-         "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts from "
-         "memory."},
+         "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts "
+         "from memory."},
         set<&Options::memory, parse_flag>},
     Row{{"memory_versions", "count", "1", "",
          "Versions that the keeper holds, 1 or 2; the pool has room for one more, the one that is being copied."},

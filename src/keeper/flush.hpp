@@ -1,5 +1,5 @@
-// Flush: writes a version from a keeper's memory to tier 0 and commits it, in the durability order (docs/durability.md),
-// after its trainer has died. For versions of one rank: a version of several ranks takes the votes of all.
+// Flush: writes a version from a keeper's memory to tier 0 and commits it, after its trainer has died, in the order of
+// docs/durability.md. For versions of one rank: a version of several ranks takes the votes of all.
 // Thread rule: one thread. Nothing is published once the gate is closed.
 #pragma once
 

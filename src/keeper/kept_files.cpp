@@ -134,8 +134,9 @@ Result<std::unique_ptr<File>> KeptFiles::open(const std::string& path, OpenMode 
 
 Result<std::vector<DirectoryEntry>> KeptFiles::list(const std::string& path) {
   std::set<std::pair<std::string, bool>> names;  // and whether it is a file
-  for (auto file = files_.lower_bound(path + "/"); file != files_.end() && file->first.starts_with(path + "/"); ++file) {
-    const std::string rest = file->first.substr(path.size() + 1);
+  const std::string prefix = path + "/";
+  for (auto file = files_.lower_bound(prefix); file != files_.end() && file->first.starts_with(prefix); ++file) {
+    const std::string rest = file->first.substr(prefix.size());
     names.emplace(rest.substr(0, rest.find('/')), rest.find('/') == std::string::npos);
   }
   if (names.empty()) return fail(ErrorKind::kNotFound, "the keeper's memory has no such directory", path);

@@ -175,7 +175,8 @@ TEST_F(MemoryKillTest, TwoRanksGoOnFromTheirKeepersWithTheSameStagedStep) {
     {
       disk("stuck");
       std::deque<Trainer> ranks;
-      for (std::uint32_t rank = 0; rank < 2; ++rank) ranks.emplace_back(run(), 4, 1'000'000, "staged", rank, 2, tensors);
+      for (std::uint32_t rank = 0; rank < 2; ++rank)
+        ranks.emplace_back(run(), 4, 1'000'000, "staged", rank, 2, tensors);
       for (Trainer& rank : ranks) rank.listen(Clock::now() + kMemoryTimeLimit, "staged 2");
       for (Trainer& rank : ranks) EXPECT_EQ(rank.end(), 128 + SIGKILL);
       for (std::uint32_t rank = 0; rank < 2; ++rank) staged[rank] = ranks[rank].last("staged").value_or(0);

@@ -31,7 +31,9 @@ class ServerTest : public ::testing::Test {
   }
   [[nodiscard]] std::string address() const { return keeper_address(directory_.path(), 0).value(); }
   [[nodiscard]] KeeperSettings settings() const {
-    return {.directory = directory_.path(), .program = "/nonexistent/slackwater", .answer_within = std::chrono::seconds(60)};
+    return {.directory = directory_.path(),
+            .program = "/nonexistent/slackwater",
+            .answer_within = std::chrono::seconds(60)};
   }
   [[nodiscard]] UniqueFd connect() const { return connect_to(address(), std::chrono::seconds(60)).value(); }
 
