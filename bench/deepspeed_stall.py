@@ -24,7 +24,7 @@ FAST_WRITER = "FAST" if Path("/usr/include/libaio.h").exists() else "PYTHON"
 WAYS: dict[str, dict[str, Any]] = {
     "none": {},
     "torch": {},
-    "fast": {"checkpoint": {"writer": {"type": FAST_WRITER, "decoupled": False}}},
+    "fast": {"checkpoint": {"writer": {"type": FAST_WRITER, "decoupled": False, "data_parallel": "REPLICA"}}},
     "slackwater": {"datastates_ckpt": {"keep": 2}},
 }
 DURABLE = {"torch": "no (no sync)", "fast": "no (no sync)", "slackwater": "yes"}
