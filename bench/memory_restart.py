@@ -54,6 +54,7 @@ print(json.dumps({"staged": step}), flush=True)
 time.sleep(600)
 """
 
+
 def start(path: str, size: int, action: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", TRAINER, path, str(size), action], stdout=subprocess.PIPE, text=True, bufsize=1

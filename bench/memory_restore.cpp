@@ -61,7 +61,9 @@ Result<Report> memory_restore(const Settings& settings) {
     return hash_and_copy(state.memory().bytes(), destination.bytes());
   };
   SW_ASSIGN(const auto pairs, alternate(settings.pairs, ours, theirs));
-  Line ratio{.name = "restore from memory, throughput / hash + memcpy", .unit = "ratio", .samples = {},
+  Line ratio{.name = "restore from memory, throughput / hash + memcpy",
+             .unit = "ratio",
+             .samples = {},
              .goal = at_least(0.70)};
   Line engine_speed{.name = "engine, restore from memory", .unit = "GB/s", .samples = {}, .goal = {}};
   Line raw_speed{.name = "hash + memcpy", .unit = "GB/s", .samples = {}, .goal = {}};

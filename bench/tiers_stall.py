@@ -3,8 +3,8 @@
     .venv/bin/python bench/tiers_stall.py [--tier directory|s3] [--quick] [--json FILE]
 
 Every step is checkpointed on tier 0, every fifth is due on the lower tier. One iteration is: compute (a sleep, so no
-GPU), fence, a real AdamW update, save. Runs with and without the tier alternate (ABBA). In each run with the tier, it is
-taken away after a quarter of the steps, comes back after half of them but slow, and runs freely for the last quarter.
+GPU), fence, a real AdamW update, save. Runs with and without the tier alternate (ABBA). In each run with the tier, it
+is taken away after a quarter of the steps, comes back after half of them but slow, and runs freely for the last quarter.
 The figure is the median ratio of training times. Afterwards every due version must be on the tier, and verify.
 "directory": a directory that a file replaces, and a bandwidth cap. "s3": `rclone serve s3` (requirements-s3.txt), which
 is killed, started again, and stopped by SIGSTOP for four fifths of the time.
@@ -28,10 +28,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import slackwater as sw
 import torch
 from torch import nn
-
-import slackwater as sw
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "python"))
 
@@ -201,9 +200,7 @@ def main() -> None:
     ratios = []
     for pair in range(plan.pairs):
         order = ("local", "tier") if pair % 2 == 0 else ("tier", "local")
-        seconds = {
-            way: run_local(plan) if way == "local" else run_with_tier(plan, arguments.tier) for way in order
-        }
+        seconds = {way: run_local(plan) if way == "local" else run_with_tier(plan, arguments.tier) for way in order}
         ratios.append(seconds["tier"] / seconds["local"])
         print(f"pair {pair + 1}: local {seconds['local']:.2f} s, with the tier {seconds['tier']:.2f} s", flush=True)
     middle = statistics.median(ratios)

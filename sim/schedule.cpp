@@ -65,7 +65,7 @@ std::vector<OpPtr> Schedule::last_before(const Stream& stream) const {
 }
 
 CUresult Schedule::enqueue(Call& call, const StreamPtr& stream, std::vector<Task> tasks, OpPtr* queued,
-                            OpPtr also_after) {
+                           OpPtr also_after) {
   if (const CUresult result = make_room(call, stream); result != CUresult::kSuccess) return result;
   if (stream->capture != nullptr) {
     if (!tasks.empty()) stream->captured = stream->capture->graph.add(*stream->device, tasks, stream->captured);

@@ -55,8 +55,8 @@ struct Waits {
 
 struct BacklogRow {
   BacklogSetting setting;
-  std::optional<Waits> waits;      // while the state leaves; none if all were held up
-  std::vector<double> staged_s;    // from the start of save(), by repeat
+  std::optional<Waits> waits;    // while the state leaves; none if all were held up
+  std::vector<double> staged_s;  // from the start of save(), by repeat
   double median_staged_s = 0;
   double median_of_reference = 0;  // of the ratios to the reference, by repeat
 };

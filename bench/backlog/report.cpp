@@ -41,8 +41,7 @@ void print_figures(const BacklogFigures& figures) {
                        std::string of_reference) {
     if (!waits) return table.add({ahead, turn, "0", "-", "-", "-", "-", staged, of_reference});
     table.add({ahead, turn, fmt::format("{}", waits->count), microseconds(waits->p50_s), microseconds(waits->p99_s),
-               microseconds(waits->max_s), ratio(waits->p99_s / figures.idle.p50_s), staged,
-               of_reference});
+               microseconds(waits->max_s), ratio(waits->p99_s / figures.idle.p50_s), staged, of_reference});
   };
   add("idle", "", figures.idle, "", "");
   for (const BacklogRow& row : figures.rows) {

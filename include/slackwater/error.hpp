@@ -27,18 +27,18 @@ enum class ErrorKind : std::uint8_t {
   kClosed,           // the engine is closed, or belongs to the parent process
   kUnsupported,      // a format, feature, dtype or facility this build does not know
   kOutOfMemory,
-  kDevice,           // the driver of a GPU reports a failure, or lost the device
-  kInternal,         // a bug in Slackwater
+  kDevice,    // the driver of a GPU reports a failure, or lost the device
+  kInternal,  // a bug in Slackwater
 };
 
 [[nodiscard]] std::string_view to_string(ErrorKind kind);
 
 struct Error {
   ErrorKind kind = ErrorKind::kInternal;
-  std::string message;     // one sentence: what was done, what went wrong, what to do
-  std::string path;        // file or directory it happened to, empty if none
-  int sys_errno = 0;       // 0 if no system call failed
-  bool retryable = false;  // whether the same call may succeed later
+  std::string message;      // one sentence: what was done, what went wrong, what to do
+  std::string path;         // file or directory it happened to, empty if none
+  int sys_errno = 0;        // 0 if no system call failed
+  bool retryable = false;   // whether the same call may succeed later
   std::string tensor = {};  // name of the tensor it is about, empty if none; the message names it as well
 
   // "message: path (errno text)"; what people read.
@@ -49,11 +49,8 @@ template <class T>
 using Result = std::expected<T, Error>;
 using Status = Result<void>;
 
-[[nodiscard]] inline std::unexpected<Error> fail(Error error) {
-  return std::unexpected<Error>(std::move(error));
-}
-[[nodiscard]] inline std::unexpected<Error> fail(ErrorKind kind, std::string message,
-                                                 std::string path = {}) {
+[[nodiscard]] inline std::unexpected<Error> fail(Error error) { return std::unexpected<Error>(std::move(error)); }
+[[nodiscard]] inline std::unexpected<Error> fail(ErrorKind kind, std::string message, std::string path = {}) {
   return std::unexpected<Error>(Error{kind, std::move(message), std::move(path), 0, false});
 }
 

@@ -79,18 +79,18 @@ struct Options {
   std::uint32_t world = 1;                           // processes that save together into one directory; at most 65536
   std::uint32_t local_ranks = 1;                     // how many of them share the memory of this machine
   std::chrono::milliseconds commit_timeout{60'000};  // how long ranks wait for each other
-  std::uint32_t fan_in = 64;             // ranks per group, which votes as one; groups form groups, up to rank 0
-  std::vector<TierOptions> tiers;        // below `path`, the fastest first
+  std::uint32_t fan_in = 64;       // ranks per group, which votes as one; groups form groups, up to rank 0
+  std::vector<TierOptions> tiers;  // below `path`, the fastest first
   // close() and wait_copied() give up on a lower tier that has made no progress for this long.
   std::chrono::milliseconds copy_timeout{60'000};
-  bool node_local = false;               // `path` is another directory on each node
-  bool memory = false;                   // hold the newest versions in a keeper process, which survives this one
-  std::uint32_t memory_versions = 1;     // how many it holds: 1 or 2; the pool has room for one more
+  bool node_local = false;            // `path` is another directory on each node
+  bool memory = false;                // hold the newest versions in a keeper process, which survives this one
+  std::uint32_t memory_versions = 1;  // how many it holds: 1 or 2; the pool has room for one more
   std::chrono::milliseconds memory_timeout{600'000};  // how long it holds them without a trainer
   std::string keeper = "slackwater";                  // its program, by name or path
-  std::shared_ptr<KeyValueStore> store;  // how the ranks talk; null: through files in the shared directory
-  std::string run_name;                  // free text, stored in the attempt file
-  LogSink log;                           // empty: warnings and errors go to stderr
+  std::shared_ptr<KeyValueStore> store;               // how the ranks talk; null: through files in the shared directory
+  std::string run_name;                               // free text, stored in the attempt file
+  LogSink log;                                        // empty: warnings and errors go to stderr
 };
 
 struct OptionInfo {
@@ -109,8 +109,8 @@ struct OptionInfo {
 [[nodiscard]] std::span<const OptionInfo> tier_option_table();
 [[nodiscard]] Status set_tier_option(TierOptions& tier, std::string_view name, std::string_view value);
 
-// Reads an options file: a JSON object with the names of option_table(), "path", and "tiers", a list of objects with the
-// names of tier_option_table(). Values are numbers, true, false, or text as set_option() takes it.
+// Reads an options file: a JSON object with the names of option_table(), "path", and "tiers", a list of objects with
+// the names of tier_option_table(). Values are numbers, true, false, or text as set_option() takes it.
 //   {"path": "/nvme/run", "keep": 2, "tiers": [{"location": "/shared/run", "every": 50, "keep": 10}]}
 // kInvalidArgument names the file and what is wrong in it.
 [[nodiscard]] Result<Options> load_options(const std::string& path);

@@ -17,10 +17,26 @@
 namespace slackwater {
 
 enum class DType : std::uint8_t {
-  kBool, kU8, kI8, kF8E4M3, kF8E5M2, kF8E8M0, kF8E4M3Fnuz, kF8E5M2Fnuz,
-  kU16, kI16, kF16, kBF16,
-  kU32, kI32, kF32, kC32,
-  kU64, kI64, kF64, kC64,
+  kBool,
+  kU8,
+  kI8,
+  kF8E4M3,
+  kF8E5M2,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
+  kU16,
+  kI16,
+  kF16,
+  kBF16,
+  kU32,
+  kI32,
+  kF32,
+  kC32,
+  kU64,
+  kI64,
+  kF64,
+  kC64,
   kC128,
 };
 
@@ -94,9 +110,9 @@ struct State {
   // Numbers about this step for KeepBest, stored in the manifest. Those of rank 0 are used. A value that is not finite
   // is never among the best. At most kMaxMetrics, with names of at most 64 KiB in all.
   std::map<std::string, double> metrics;
-  bool never_skip = false;                      // with OnBusy::kSkip: wait instead of skipping. Only for one rank
-  bool pin = false;                             // pin the version when it is committed; one rank that asks is enough
-  std::shared_ptr<void> owner;                  // released once no source byte will be read any more
+  bool never_skip = false;      // with OnBusy::kSkip: wait instead of skipping. Only for one rank
+  bool pin = false;             // pin the version when it is committed; one rank that asks is enough
+  std::shared_ptr<void> owner;  // released once no source byte will be read any more
   // True if the caller also checks the sources (Python: tensor._version) and will call Snapshot::seal(). The version is
   // not committed before that.
   bool sealed_by_caller = false;

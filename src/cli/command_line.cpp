@@ -29,15 +29,16 @@ Data goes to stdout, messages to stderr. Exit codes: 0 fine, 1 damage found, 2 w
 that can be read.)";
 
 int parse_and_run(int argc, char** argv) {
-  CLI::App parser("Lists, shows, verifies, copies, imports, exports, pins and removes Slackwater checkpoints, and "
-                  "checks machines for them.",
-                  "slackwater");
+  CLI::App parser(
+      "Lists, shows, verifies, copies, imports, exports, pins and removes Slackwater checkpoints, and "
+      "checks machines for them.",
+      "slackwater");
   parser.set_version_flag("--version", "slackwater " SLACKWATER_VERSION);
   parser.footer(kFooter);
   parser.require_subcommand(1);
-  const std::vector<Verb> verbs{add_ls(parser),  add_show(parser),   add_verify(parser), add_copy(parser),
-                                add_pin(parser), add_rm(parser),     add_gc(parser),     add_import(parser),
-                                add_export(parser), add_doctor(parser),  add_keeper(parser)};
+  const std::vector<Verb> verbs{add_ls(parser),     add_show(parser),   add_verify(parser), add_copy(parser),
+                                add_pin(parser),    add_rm(parser),     add_gc(parser),     add_import(parser),
+                                add_export(parser), add_doctor(parser), add_keeper(parser)};
   try {
     parser.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

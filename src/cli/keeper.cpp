@@ -35,18 +35,20 @@ struct KeeperArguments {
 // Lines with the time, at the end of a file in the checkpoint directory. A log that cannot be written is no reason to
 // lose a checkpoint.
 Log open_keeper_log(const KeeperArguments& arguments) {
-  const std::string path =
-      fmt::format("{}/keeper-{:05}.log", control_path(arguments.directory), arguments.rank);
+  const std::string path = fmt::format("{}/keeper-{:05}.log", control_path(arguments.directory), arguments.rank);
   const auto file = std::make_shared<UniqueFd>(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, S_IRUSR | S_IWUSR));
   return Log([file](LogLevel level, std::string_view message) {
     const std::time_t now = std::time(nullptr);
     std::tm parts{};
     ::gmtime_r(&now, &parts);
-    const std::string line = fmt::format(
-        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z {} {} {}\n", parts.tm_year + 1900, parts.tm_mon + 1, parts.tm_mday,
-        parts.tm_hour, parts.tm_min, parts.tm_sec, ::getpid(),
-        level == LogLevel::kInfo ? "info" : level == LogLevel::kWarning ? "warning" : "error", message);
+    const std::string line =
+        fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z {} {} {}\n", parts.tm_year + 1900, parts.tm_mon + 1,
+                    parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, ::getpid(),
+                    level == LogLevel::kInfo      ? "info"
+                    : level == LogLevel::kWarning ? "warning"
+                                                  : "error",
+                    message);
     if (*file) (void)!::write(file->get(), line.data(), line.size());
   });
 }
@@ -94,8 +96,8 @@ int run_keeper(const KeeperArguments& arguments) {
   const auto fs = make_posix_file_system();
   const SystemClock clock;
   const Log log = open_keeper_log(arguments);
-  const auto keep_for = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::chrono::duration<double>(arguments.keep_for_s));
+  const auto keep_for =
+      std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(arguments.keep_for_s));
   KeeperServer server({.directory = arguments.directory, .rank = arguments.rank, .keep_for = keep_for}, *fs, clock, log,
                       std::move(*listener), hold_signals());
   server.run();

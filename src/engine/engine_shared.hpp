@@ -40,8 +40,8 @@ namespace slackwater {
 struct EngineDependencies {
   std::unique_ptr<FileSystem> fs;  // null: the real one
   std::unique_ptr<Clock> clock;
-  std::optional<RankFiles> files = {};  // none: as it follows from the world size
-  std::vector<Tier> tiers = {};         // empty: as Options::tiers says
+  std::optional<RankFiles> files = {};      // none: as it follows from the world size
+  std::vector<Tier> tiers = {};             // empty: as Options::tiers says
   std::unique_ptr<MemoryTier> memory = {};  // made by open_engine()
 };
 
@@ -78,7 +78,7 @@ struct EngineShared {
   Promotions promotions;
   Guarded<LiveVersions> live;
   std::atomic<std::uint32_t> newest_attempt_seen{0};  // by a restore, on any tier and any node
-  Guarded<std::set<VersionName>> repairing;  // on tier 0: not complete yet, and not to be deleted
+  Guarded<std::set<VersionName>> repairing;           // on tier 0: not complete yet, and not to be deleted
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.
   // None: no commit has yet, or a later step found a difference. Then the next save() compares every byte.

@@ -13,8 +13,8 @@ namespace slackwater {
 // KeptVersion.
 
 bool KeptVersion::settled() const {
-  return failed_ || (all_full_ && plan_ &&
-                     std::ranges::all_of(digests_, [](const auto& digests) { return digests.has_value(); }));
+  return failed_ ||
+         (all_full_ && plan_ && std::ranges::all_of(digests_, [](const auto& digests) { return digests.has_value(); }));
 }
 
 void KeptVersion::add_slab(std::uint32_t part, std::uint64_t chunk, int slab) {
@@ -128,9 +128,10 @@ std::shared_ptr<KeptVersion> KeptSlabs::begin(const VersionName& name, const Sna
   for (const FileLayout& part : layout.parts) needed += part.chunk_count(region_->shape().slab_bytes);
   if (needed > region_->shape().slab_count) {
     if (!std::exchange(told_too_large_, true))
-      log_.warn("step {} has {}, more than the pool: the memory tier cannot hold it, and a restart reads from disk; "
-                "make the pool at least twice as large as the state",
-                name.step, format_bytes(layout.size_bytes));
+      log_.warn(
+          "step {} has {}, more than the pool: the memory tier cannot hold it, and a restart reads from disk; "
+          "make the pool at least twice as large as the state",
+          name.step, format_bytes(layout.size_bytes));
     return nullptr;
   }
   std::optional<std::uint32_t> entry = region_->begin(name);
@@ -215,8 +216,8 @@ void KeptSlabs::drop_oldest(Leases& freed) {
 }
 
 std::size_t KeptSlabs::staged_count() const {
-  return static_cast<std::size_t>(std::ranges::count(kept_, KeptVersion::State::kStaged,
-                                                     [](const auto& version) { return version->state_; }));
+  return static_cast<std::size_t>(
+      std::ranges::count(kept_, KeptVersion::State::kStaged, [](const auto& version) { return version->state_; }));
 }
 
 void KeptSlabs::run(const std::stop_token& stop) {

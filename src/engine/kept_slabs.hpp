@@ -68,7 +68,7 @@ class KeptVersion {
   std::optional<KeptPlan> plan_;
   bool all_full_ = false;
   bool failed_ = false;
-  std::uint64_t out_ = 0;     // slabs that the writer still has
+  std::uint64_t out_ = 0;      // slabs that the writer still has
   std::vector<Lease> leases_;  // the writer is done with these
   [[nodiscard]] bool settled() const;
 };

@@ -21,8 +21,9 @@ namespace slackwater {
 class LiveVersions {
  public:
   // `held` says which versions retention leaves alone for now. It is called with this object's lock held.
-  LiveVersions(const Catalog& at_open, const RetentionPolicy& policy,
-               std::function<std::set<VersionName>()> held = [] { return std::set<VersionName>(); });
+  LiveVersions(
+      const Catalog& at_open, const RetentionPolicy& policy,
+      std::function<std::set<VersionName>()> held = [] { return std::set<VersionName>(); });
 
   [[nodiscard]] const std::vector<VersionInfo>& list() const { return live_versions_; }  // oldest first
   // Among the live versions, and those that would be live if their manifest could be read.

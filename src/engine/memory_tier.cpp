@@ -15,10 +15,7 @@ MemoryTier::MemoryTier(const Options& options, FileSystem& fs, Log log)
     : options_(options), fs_(fs), log_(std::move(log)) {}
 
 KeeperSettings MemoryTier::settings(std::uint32_t rank) const {
-  return {.directory = options_.path,
-          .rank = rank,
-          .program = options_.keeper,
-          .keep_for = options_.memory_timeout};
+  return {.directory = options_.path, .rank = rank, .program = options_.keeper, .keep_for = options_.memory_timeout};
 }
 
 void MemoryTier::warn_once(const Error& error) {
@@ -167,10 +164,8 @@ std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
     slabs_->drop([](const VersionName&) { return true; });
     slabs_.reset();
   }
-  const RegionShape shape{.slab_bytes = options_.slab_bytes,
-                          .slab_count = slab_count,
-                          .rank = options_.rank,
-                          .world = options_.world};
+  const RegionShape shape{
+      .slab_bytes = options_.slab_bytes, .slab_count = slab_count, .rank = options_.rank, .world = options_.world};
   auto memory = client_->make_memory(Region::size_bytes(shape));
   auto region = memory ? Region::format(std::move(*memory), shape) : fail(memory.error());
   if (!region) {

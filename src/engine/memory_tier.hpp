@@ -57,7 +57,7 @@ class MemoryTier {
  private:
   [[nodiscard]] KeeperSettings settings(std::uint32_t rank) const;
   [[nodiscard]] std::vector<RankPart> parts_of(const Region::Kept& own) const;  // of all ranks; empty: not complete
-  void warn_once(const Error& error);  // needs mutex_
+  void warn_once(const Error& error);                                           // needs mutex_
 
   const Options options_;
   FileSystem& fs_;

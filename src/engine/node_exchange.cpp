@@ -43,8 +43,8 @@ Result<Json> own_files(FileSystem& fs, const std::string& root) {
 
 Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others) {
   const Options& options = shared.options;
-  const bool leads = shared.versions.exclusive(
-      [&](VersionStore& store) { return options.rank == 0 || store.lead_node(); });
+  const bool leads =
+      shared.versions.exclusive([&](VersionStore& store) { return options.rank == 0 || store.lead_node(); });
   Json files = Json::object();
   if (leads) {
     SW_ASSIGN(files, own_files(*shared.fs, options.path));

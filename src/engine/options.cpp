@@ -272,8 +272,9 @@ constexpr std::array kTierRows{
             set<&TierOptions::bandwidth_bytes, parse_bytes, TierOptions>},
     TierRow{{"backlog", "count", "4", "", "Versions that may wait for the tier; older ones are skipped and counted."},
             set_positive<&TierOptions::backlog>},
-    TierRow{{"endpoint", "text", "", "", "Address of an object store that is not Amazon's: https://minio.example:9000."},
-            set_s3_text<&S3Options::endpoint>},
+    TierRow{
+        {"endpoint", "text", "", "", "Address of an object store that is not Amazon's: https://minio.example:9000."},
+        set_s3_text<&S3Options::endpoint>},
     TierRow{{"region", "text", "", "", "Region of the bucket; by default that of the environment or the profile."},
             set_s3_text<&S3Options::region>},
     TierRow{{"profile", "text", "", "", "Profile of ~/.aws/credentials; by default the environment decides."},

@@ -70,13 +70,13 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
                        .reserved = kept->reserved(),
                        .on_starved = [slabs = kept.get()] { slabs->make_room(); }};
   }
-  SW_ASSIGN(pipeline->pool_, Pool::create(
-                                 options.slab_bytes, slab_count,
-                                 [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
-                                   registrar->slab_ready(index, memory);
-                                 },
-                                 numa_node, TouchOptions{.threads = touch_threads(options), .log = log},
-                                 std::move(given)));
+  SW_ASSIGN(pipeline->pool_,
+            Pool::create(
+                options.slab_bytes, slab_count,
+                [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
+                  registrar->slab_ready(index, memory);
+                },
+                numa_node, TouchOptions{.threads = touch_threads(options), .log = log}, std::move(given)));
   if (kept) {
     kept->attach(*pipeline->pool_);
     pipeline->kept_ = std::move(kept);
@@ -176,16 +176,15 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
     } else if (kept_) {
       kept_->lend();
     }
-    writer_->write(files[slab.part],
-                   SlabWrite{.memory = memory,
-                             .buffer = buffer,
-                             .offset = slab.offset,
-                             .size_bytes = slab.size_bytes,
-                             .release = [this, kept, lease = std::move(slab.lease)]() mutable {
-                               if (kept) return kept->give(std::move(lease));
-                               if (kept_) kept_->lent_back();
-                               lease.release();
-                             }});
+    writer_->write(files[slab.part], SlabWrite{.memory = memory,
+                                               .buffer = buffer,
+                                               .offset = slab.offset,
+                                               .size_bytes = slab.size_bytes,
+                                               .release = [this, kept, lease = std::move(slab.lease)]() mutable {
+                                                 if (kept) return kept->give(std::move(lease));
+                                                 if (kept_) kept_->lent_back();
+                                                 lease.release();
+                                               }});
   };
   stage_job->on_queued = [snapshot = job->snapshot](std::vector<DevicePoint> points) {
     snapshot->reach(Level::kFenced, std::move(points));

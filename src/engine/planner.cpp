@@ -9,8 +9,8 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "capture/value_digests.hpp"
-#include "engine/part.hpp"
 #include "engine/committer.hpp"
+#include "engine/part.hpp"
 #include "engine/rank_committer.hpp"
 #include "engine/skip_thread.hpp"
 #include "version/index_entries.hpp"
@@ -161,8 +161,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
     const auto nobody_deletes = cleaner_.hold();
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
-      if (protocol_ != nullptr && !protocol_->is_rank_0())
-        return accept(versions, job.name.attempt, attempt_text);
+      if (protocol_ != nullptr && !protocol_->is_rank_0()) return accept(versions, job.name.attempt, attempt_text);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
       return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
                             shared_.retention, std::max(below.newest_attempt, shared_.newest_attempt_seen.load()));
@@ -216,11 +215,11 @@ Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, co
 
 // All that sw-memory must know to publish this version.
 KeptPlan Planner::kept_plan(const std::shared_ptr<SaveJob>& job) const {
-  KeptPlan plan{.member = job->attempt.members.at(options_.rank),
-                .record = record_of(shared_, *job),
-                .index = {},
-                .manifest = protocol_ != nullptr ? manifest_of(shared_, *job, Decision::kCommit)
-                                                 : manifest_alone(shared_, *job)};
+  KeptPlan plan{
+      .member = job->attempt.members.at(options_.rank),
+      .record = record_of(shared_, *job),
+      .index = {},
+      .manifest = protocol_ != nullptr ? manifest_of(shared_, *job, Decision::kCommit) : manifest_alone(shared_, *job)};
   if (protocol_ == nullptr) {
     plan.index = job->index_text;
     return plan;

@@ -73,9 +73,8 @@ Result<Vote> make_vote(SaveJob& job, const RecordReference& record, std::string 
       values.emplace_back(name, digest);
       names += name + '\n';
     }
-    vote.replicated_values.push_back(samples_of(rank, 0, digest64(std::as_bytes(std::span(names))),
-                                                job.name.step, values,
-                                                job.compares_every_byte ? kMaxListedValues : kListedSamples));
+    vote.replicated_values.push_back(samples_of(rank, 0, digest64(std::as_bytes(std::span(names))), job.name.step,
+                                                values, job.compares_every_byte ? kMaxListedValues : kListedSamples));
   }
   return vote;
 }

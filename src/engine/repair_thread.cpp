@@ -27,8 +27,7 @@ void RepairThread::add(RepairOrder order, const VersionInfo& version) {
     shared_.repairing.lock()->insert(order.version);
     jobs_.push_back({std::move(order), version});
     try {
-      if (!thread_.joinable())
-        thread_ = start_thread("sw-repair", [this](const std::stop_token& stop) { loop(stop); });
+      if (!thread_.joinable()) thread_ = start_thread("sw-repair", [this](const std::stop_token& stop) { loop(stop); });
     } catch (const std::system_error& trouble) {
       log_.warn("tier 0 is not repaired, because there is no thread to do it: {}", trouble.what());
       jobs_.clear();
@@ -77,9 +76,9 @@ void RepairThread::repair(const Job& job, const std::stop_token& stop) {
 Status RepairThread::copy_and_publish(const Job& job, const std::stop_token& stop) {
   const std::uint32_t rank = options_.rank;
   const std::uint32_t world = options_.world;
-  VersionRepair repair(job.order, {shared_.fs.get(), options_.path},
-                       [=, this](std::uint32_t saved_by) { return !options_.node_local && saved_by % world == rank; },
-                       log_);
+  VersionRepair repair(
+      job.order, {shared_.fs.get(), options_.path},
+      [=, this](std::uint32_t saved_by) { return !options_.node_local && saved_by % world == rank; }, log_);
   SW_TRY(repair.copy({.direct_io = options_.direct_io, .stop = stop}));
   if (repair.files_copied() > 0)
     log_.info("step {}: {} missing or damaged on {} came back from a lower tier", job.version.step,

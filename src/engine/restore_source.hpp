@@ -51,7 +51,7 @@ class RestoreSource {
   EngineShared& shared_;
   const Log& log_ = shared_.log;
   const std::vector<TierPlace> lower_tiers_;
-  OtherNodesFiles others_;                   // what other nodes sent
+  OtherNodesFiles others_;              // what other nodes sent
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
   bool logged_unreachable_ = false;
   std::uint32_t newest_attempt_ = 0;  // on any tier

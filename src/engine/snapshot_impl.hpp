@@ -68,9 +68,9 @@ class Snapshot::Impl {
   // The point of no return, for sw-commit. Waits until the snapshot is sealed or failed. Returns the error if it
   // failed; otherwise only conclude() can end it from now on.
   [[nodiscard]] std::optional<Error> begin_decision();
-  void set_part(std::string part);       // before conclude()
+  void set_part(std::string part);                   // before conclude()
   [[nodiscard]] std::optional<Error> wait_sealed();  // the same wait, without consequences
-  void conclude(const Status& outcome);  // committed, or failed with this error
+  void conclude(const Status& outcome);              // committed, or failed with this error
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
 
  private:

@@ -63,10 +63,14 @@ Status spawn_keeper(const KeeperSettings& settings) {
   sigfillset(&all);
   posix_spawnattr_setsigmask(&how.attributes, &none);
   posix_spawnattr_setsigdefault(&how.attributes, &all);
-  posix_spawnattr_setflags(&how.attributes, static_cast<short>(POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
-                                                               POSIX_SPAWN_SETSIGDEF));
-  std::vector<std::string> words{settings.program, "keeper", settings.directory, "--rank",
-                                 fmt::format("{}", settings.rank), "--keep-for",
+  posix_spawnattr_setflags(&how.attributes,
+                           static_cast<short>(POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF));
+  std::vector<std::string> words{settings.program,
+                                 "keeper",
+                                 settings.directory,
+                                 "--rank",
+                                 fmt::format("{}", settings.rank),
+                                 "--keep-for",
                                  fmt::format("{}", std::chrono::duration<double>(settings.keep_for).count())};
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());

@@ -207,9 +207,8 @@ void KeeperServer::begin_flush() {
   auto region = Region::open(std::move(*memory));
   if (!region) return log_.error("the memory cannot be read: {}", region.error().to_string());
   std::vector<Region::Kept> waiting = region->kept();
-  std::erase_if(waiting, [](const Region::Kept& kept) {
-    return kept.state != KeptState::kStaged || kept.version.world != 1;
-  });
+  std::erase_if(waiting,
+                [](const Region::Kept& kept) { return kept.state != KeptState::kStaged || kept.version.world != 1; });
   if (waiting.empty()) return;
   // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
   // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.

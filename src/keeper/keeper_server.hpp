@@ -54,7 +54,7 @@ class KeeperServer {
     PublishGate gate;
     std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
     std::atomic<bool> ended{false};
-    std::jthread thread;             // started last
+    std::jthread thread;  // started last
   };
 
   [[nodiscard]] std::optional<int> wait_ms() const;
@@ -85,7 +85,7 @@ class KeeperServer {
   unsigned lock_tries_ = 0;
   bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
   bool done_ = false;
-  std::shared_ptr<Flush> flush_;               // the current one; null: none
+  std::shared_ptr<Flush> flush_;                 // the current one; null: none
   std::vector<std::shared_ptr<Flush>> stopped_;  // their gates are closed, but they may hang in a write
 };
 

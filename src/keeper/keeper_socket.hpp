@@ -18,14 +18,14 @@ namespace slackwater {
 
 enum class KeeperWord : std::uint32_t {
   // Requests.
-  kAttach = 1,     // a trainer takes over: from the reply on, the keeper publishes nothing of earlier attempts
-  kMakeMemory,     // the attached trainer wants memory of `bytes`; what there was is dropped
-  kPeek,           // anybody of this user may read the memory
-  kRelease,        // release the memory and end
+  kAttach = 1,  // a trainer takes over: from the reply on, the keeper publishes nothing of earlier attempts
+  kMakeMemory,  // the attached trainer wants memory of `bytes`; what there was is dropped
+  kPeek,        // anybody of this user may read the memory
+  kRelease,     // release the memory and end
   // Replies.
-  kMemory = 64,    // with a descriptor; `bytes` is its size
-  kNoMemory,       // there is none, or none could be made (`sys_errno`)
-  kRefused,        // a trainer that runs is attached
+  kMemory = 64,  // with a descriptor; `bytes` is its size
+  kNoMemory,     // there is none, or none could be made (`sys_errno`)
+  kRefused,      // a trainer that runs is attached
   kReleased,
 };
 

@@ -17,8 +17,8 @@ namespace {
 constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t kMagic = 0x3170656b2d7773ff;  // changes whenever the layout does
 constexpr std::uint64_t kHugePage = 2u << 20;
-constexpr std::uint64_t kTextBytes = 64u << 20;       // index and values of a rank
-constexpr std::uint64_t kTextBytesPerMib = 64;        // a digest in the record, and its share of a slab list
+constexpr std::uint64_t kTextBytes = 64u << 20;  // index and values of a rank
+constexpr std::uint64_t kTextBytesPerMib = 64;   // a digest in the record, and its share of a slab list
 constexpr std::uint64_t kMaxSlabs = 1u << 20;
 constexpr std::size_t kIdBytes = 64;
 
@@ -124,10 +124,10 @@ Status Region::publish(std::uint32_t index, const StagedVersion& version, const 
   const std::string words = serialize(version);
   const std::span<std::byte> room = text(index);
   if (words.size() > room.size())
-    return fail(ErrorKind::kNoSpace, fmt::format("what the keeper must know about step {} has {}, and there is room "
-                                                 "for {}",
-                                                 version.name.step, format_bytes(words.size()),
-                                                 format_bytes(room.size())));
+    return fail(ErrorKind::kNoSpace,
+                fmt::format("what the keeper must know about step {} has {}, and there is room "
+                            "for {}",
+                            version.name.step, format_bytes(words.size()), format_bytes(room.size())));
   Entry& slot = entry(index);
   std::memcpy(room.data(), words.data(), words.size());
   slot.step = version.name.step;

@@ -74,8 +74,7 @@ class Region {
   struct Header;
   struct Entry;
 
-  Region(std::shared_ptr<SharedMemory> memory, const RegionShape& shape)
-      : memory_(std::move(memory)), shape_(shape) {}
+  Region(std::shared_ptr<SharedMemory> memory, const RegionShape& shape) : memory_(std::move(memory)), shape_(shape) {}
   [[nodiscard]] Entry& entry(std::uint32_t index) const;
   [[nodiscard]] std::span<std::byte> text(std::uint32_t index) const;
 

@@ -79,7 +79,7 @@ class UringQueue final : public IoQueue {
   std::uint64_t uses_ = 0;
 
   std::chrono::steady_clock::time_point quiet_since_;  // no transfer has ended since then
-  unsigned nudges_ = 0;                                 // in the ring
+  unsigned nudges_ = 0;                                // in the ring
 
   UniqueFd wake_event_;
   bool wake_armed_ = false;               // a poll of wake_event_ is in the ring

@@ -75,9 +75,8 @@ void Lease::release() {
 }
 
 Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32_t slab_count,
-                                           std::function<void(int index, std::span<std::byte>)> on_ready,
-                                           int numa_node, TouchOptions touching,
-                                           std::optional<PoolMemory> memory) {
+                                           std::function<void(int index, std::span<std::byte>)> on_ready, int numa_node,
+                                           TouchOptions touching, std::optional<PoolMemory> memory) {
   if (slab_bytes == 0 || slab_bytes % kSlabMultiple != 0) {
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("a slab cannot have {} bytes; use a multiple of 1 MiB", slab_bytes));

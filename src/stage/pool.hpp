@@ -79,9 +79,9 @@ class Pool {
   [[nodiscard]] std::uint64_t slab_bytes() const { return slab_bytes_; }
   [[nodiscard]] std::uint32_t slab_count() const { return slab_count_; }
   [[nodiscard]] std::uint32_t free_count() const;
-  [[nodiscard]] std::uint32_t waiting_count() const;  // callers inside acquire() without a slab
-  [[nodiscard]] std::uint32_t touched_count() const;  // slabs that are ready, leased or not
-  void wait_touched();                                // until every slab is ready
+  [[nodiscard]] std::uint32_t waiting_count() const;                       // callers inside acquire() without a slab
+  [[nodiscard]] std::uint32_t touched_count() const;                       // slabs that are ready, leased or not
+  void wait_touched();                                                     // until every slab is ready
   [[nodiscard]] bool wait_touched_for(std::chrono::milliseconds timeout);  // false: not yet
 
  private:
@@ -103,11 +103,11 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;              // guarded by mutex_; the last one is leased first
-  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets; the front one is served next
-  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
-  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free: shows progress
-  std::uint32_t touched_ = 0;          // guarded by mutex_
+  std::vector<int> free_;                 // guarded by mutex_; the last one is leased first
+  std::deque<std::uint64_t> waiting_;     // guarded by mutex_; tickets; the front one is served next
+  std::uint64_t next_ticket_ = 0;         // guarded by mutex_
+  std::uint64_t came_free_ = 0;           // guarded by mutex_; how often a slab came free: shows progress
+  std::uint32_t touched_ = 0;             // guarded by mutex_
   std::unique_ptr<SlabToucher> toucher_;  // started last
 };
 

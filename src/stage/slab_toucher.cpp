@@ -81,8 +81,8 @@ std::optional<SlabToucher::Piece> SlabToucher::next() {
   if (piece.huge || plain_to_the_end_) return piece;
   // Advice, as MADV_HUGEPAGE was. One call for all that is left, once the decision has been made.
   plain_to_the_end_ = policy_.given_up();
-  const auto plain = plain_to_the_end_ ? memory_.subspan(static_cast<std::uint64_t>(piece.index) * slab_bytes_)
-                                       : slab(piece.index);
+  const auto plain =
+      plain_to_the_end_ ? memory_.subspan(static_cast<std::uint64_t>(piece.index) * slab_bytes_) : slab(piece.index);
   (void)::madvise(plain.data(), plain.size(), MADV_NOHUGEPAGE);
   return piece;
 }

@@ -306,13 +306,13 @@ class Stager::Impl {
       const std::lock_guard lock(mutex_);
       ++staging->waiting_copies;
     }
-    copy_waiter_->expect({.events = std::move(copied->events),
-                          .on_copied = [this, staging, slab = std::move(slab), late = std::move(copied->late),
-                                        to_check = std::move(copied->to_check),
-                                        costs = std::move(costs)](Status status) mutable {
-                            if (status) copy_late(late);
-                            slab_copied(staging, std::move(slab), to_check, costs, std::move(status));
-                          }});
+    copy_waiter_->expect(
+        {.events = std::move(copied->events),
+         .on_copied = [this, staging, slab = std::move(slab), late = std::move(copied->late),
+                       to_check = std::move(copied->to_check), costs = std::move(costs)](Status status) mutable {
+           if (status) copy_late(late);
+           slab_copied(staging, std::move(slab), to_check, costs, std::move(status));
+         }});
     return {};
   }
 

@@ -11,10 +11,7 @@
 namespace slackwater {
 
 CopyBacklog::CopyBacklog(const TierOptions& options, std::string location, Log log, std::function<void()> on_released)
-    : options_(options),
-      location_(std::move(location)),
-      log_(std::move(log)),
-      on_released_(std::move(on_released)) {
+    : options_(options), location_(std::move(location)), log_(std::move(log)), on_released_(std::move(on_released)) {
   status_.location = location_;
 }
 

@@ -32,8 +32,8 @@ class CopyBacklog {
   // This run goes on under a new attempt: versions that it did not adopt are not copied any more, and the adopted ones
   // that are due wait. `continued` is the step that the run restored, if it did.
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void offer(const VersionName& version);              // committed under that attempt
-  void remove(const VersionName& version);             // the user deleted it: it is to be removed from this tier too
+  void offer(const VersionName& version);   // committed under that attempt
+  void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
   // True: nothing waits any more, and the promoter is at rest. Gives up when `deadline` has passed, or when nothing has
@@ -52,10 +52,10 @@ class CopyBacklog {
   [[nodiscard]] News wait_news(const std::stop_token& stop, std::optional<std::chrono::milliseconds> pause);
   [[nodiscard]] std::vector<VersionName> waiting() const;  // newest first, with the one that is being copied
   void begin_copy(const VersionName& version);
-  void end_copy();                                                    // given up for now: it waits again
-  void finish(const VersionName& version);                            // it is on the tier
-  void skip(const VersionName& version, const std::string& why);      // it will not be copied; counted and logged
-  void forget(const VersionName& version);                            // as skip(), but that is as it should be
+  void end_copy();                                                // given up for now: it waits again
+  void finish(const VersionName& version);                        // it is on the tier
+  void skip(const VersionName& version, const std::string& why);  // it will not be copied; counted and logged
+  void forget(const VersionName& version);                        // as skip(), but that is as it should be
   void note_sent(std::uint64_t size_bytes);
   void note_step_on_tier(std::uint64_t step);
   void note_error(const Error& error);  // logs it, unless it is the same as before

@@ -112,10 +112,10 @@ class FileCopy {
     for (std::uint64_t start = 0; start < bytes.size(); start += kBlockBytes) {
       const auto block = bytes.subspan(start, std::min<std::uint64_t>(kBlockBytes, bytes.size() - start));
       if (digest64(block) == record_.block_digests[(offset + start) / kBlockBytes]) continue;
-      return fail(ErrorKind::kCorrupt,
-                  fmt::format("the bytes from {} on are not those that were saved, so they are not copied",
-                              offset + start),
-                  source_.path());
+      return fail(
+          ErrorKind::kCorrupt,
+          fmt::format("the bytes from {} on are not those that were saved, so they are not copied", offset + start),
+          source_.path());
     }
     return {};
   }

@@ -18,11 +18,11 @@
 namespace slackwater {
 
 struct CopyOptions {
-  unsigned threads = 2;                      // parts on their way at once
-  std::uint64_t buffer_bytes = 64u << 20;    // for these parts
-  bool direct_io = true;                     // read with O_DIRECT if the file system supports it
-  BandwidthCap* cap = nullptr;               // shared by all copies of a tier
-  std::stop_token stop = {};                 // the copy then ends soon, with kClosed
+  unsigned threads = 2;                             // parts on their way at once
+  std::uint64_t buffer_bytes = 64u << 20;           // for these parts
+  bool direct_io = true;                            // read with O_DIRECT if the file system supports it
+  BandwidthCap* cap = nullptr;                      // shared by all copies of a tier
+  std::stop_token stop = {};                        // the copy then ends soon, with kClosed
   std::function<void(std::uint64_t)> on_sent = {};  // bytes that have reached the target; from any thread
 };
 

@@ -68,15 +68,16 @@ Result<bool> NodeFetch::has_part(const VersionFiles& files, std::uint32_t saved_
 Result<bool> NodeFetch::fetch_one(const VersionFiles& files, std::uint32_t saved_by) {
   SW_ASSIGN(const bool there, has_part(files, saved_by));
   if (there) return true;
-  const std::string lock_name = fmt::format("{}/fetch-{}-{:05}.lock", control_path(target_.root),
-                                            version_directory(files.name()), saved_by);
+  const std::string lock_name =
+      fmt::format("{}/fetch-{}-{:05}.lock", control_path(target_.root), version_directory(files.name()), saved_by);
   auto lock = target_.fs->try_lock(lock_name);
   if (!lock && lock.error().kind == ErrorKind::kBusy) return false;
   if (!lock && !locks_unknown(lock.error())) return fail(std::move(lock).error());
   SW_ASSIGN(const bool meanwhile, has_part(files, saved_by));
   if (!meanwhile) {
-    VersionRepair part({.version = files.name(), .sources = sources_}, target_,
-                       [=](std::uint32_t rank) { return rank == saved_by; }, log_);
+    VersionRepair part(
+        {.version = files.name(), .sources = sources_}, target_, [=](std::uint32_t rank) { return rank == saved_by; },
+        log_);
     const auto caller = std::this_thread::get_id();
     SW_TRY(part.copy({.threads = 4, .direct_io = options_.direct_io, .on_sent = [&](std::uint64_t) {
                         if (std::this_thread::get_id() == caller) options_.on_progress();

@@ -18,7 +18,7 @@ namespace slackwater {
 class NodeFetch {
  public:
   struct Options {
-    std::uint32_t rank = 0;                      // ranks begin with different parts
+    std::uint32_t rank = 0;  // ranks begin with different parts
     bool direct_io = true;
     std::function<void()> on_progress = [] {};  // on the calling thread
   };

@@ -1,5 +1,5 @@
-// OtherNodesFiles: small files that other nodes sent, seen as a read-only tier: attempt files, manifests, indexes. It holds
-// no data files: the disks of other nodes cannot be read from here.
+// OtherNodesFiles: small files that other nodes sent, seen as a read-only tier: attempt files, manifests, indexes. It
+// holds no data files: the disks of other nodes cannot be read from here.
 // Owned by one restore. Thread rule: thread-safe once it is filled. Lifetime: outlives the files that it opened.
 #pragma once
 

@@ -11,6 +11,7 @@
 #include "tiers/tier_survey.hpp"
 #include "version/attempt_files.hpp"
 #include "version/manifest_cache.hpp"
+#include "version/old_uploads.hpp"
 #include "version/pins.hpp"
 
 namespace slackwater {
@@ -54,6 +55,11 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   SW_TRY(store_->follow(followed));
   attempt_ = attempt.number;
   SW_TRY(drop_finished());
+  // In an object store, parts of uploads that were cut off take space that no list of files shows. Those of versions
+  // that still wait are continued.
+  std::set<VersionName> continued_copies;
+  for (const VersionName& version : work_.backlog.waiting()) continued_copies.insert(version);
+  abandon_older_uploads(work_.tier.fs(), work_.tier.root(), attempt.number, continued_copies, work_.log);
   clean_due_ = true;  // what killed runs left behind
   return {};
 }

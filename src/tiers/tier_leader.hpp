@@ -32,7 +32,7 @@ class TierLeader final : public TierWorker {
     const VersionFiles files;
     VersionCopier copier;
     std::atomic<std::uint64_t> sent_bytes{0};
-    std::size_t missing = 0;   // ranks, when it was looked last
+    std::size_t missing = 0;  // ranks, when it was looked last
     TimePoint missing_since;  // that number of ranks
   };
 

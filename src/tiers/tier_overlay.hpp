@@ -89,8 +89,8 @@ class TierOverlay final : public FileSystem {
   mutable std::mutex mutex_;  // guards what follows
   std::map<std::size_t, Error> left_out_;
   std::map<std::string, std::set<std::size_t>> excluded_;  // by name: not from these tiers; for a directory, all in it
-  std::map<std::string, Tried> tried_;                      // by name: what was wrong, tier by tier
-  std::map<std::string, std::size_t> served_;               // by name: the tier that the file was last opened on
+  std::map<std::string, Tried> tried_;                     // by name: what was wrong, tier by tier
+  std::map<std::string, std::size_t> served_;              // by name: the tier that the file was last opened on
 };
 
 }  // namespace slackwater

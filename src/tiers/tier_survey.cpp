@@ -29,8 +29,7 @@ std::vector<std::optional<Attempt>> unseen_attempts(FileSystem& fs, const std::s
 // Whether a version outlived an attempt that could not see it. A run adopts the version that it restored, so the newest
 // one that it adopted says where it continued.
 bool outlives(const VersionName& version, const Attempt& attempt) {
-  return std::ranges::any_of(attempt.adopted,
-                             [&](const VersionName& adopted) { return adopted.step >= version.step; });
+  return std::ranges::any_of(attempt.adopted, [&](const VersionName& adopted) { return adopted.step >= version.step; });
 }
 
 }  // namespace
@@ -60,8 +59,9 @@ Adoption adopt_from(const TierSurvey& survey, FileSystem& fs, const std::string&
         std::ranges::any_of(attempts, [&](const auto& attempt) { return attempt && !outlives(version, *attempt); });
     if (unknown) {
       adoption.set_aside.push_back(
-          {version, "the tier was out of reach, and the attempts since then cannot be read on tier 0, so it is not "
-                    "known whether a rollback left this version behind"});
+          {version,
+           "the tier was out of reach, and the attempts since then cannot be read on tier 0, so it is not "
+           "known whether a rollback left this version behind"});
     } else if (!replaced) {
       adoption.adopted.push_back(version);
     }

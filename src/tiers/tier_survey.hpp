@@ -16,7 +16,7 @@
 namespace slackwater {
 
 struct TierSurvey {
-  std::uint32_t newest_attempt = 0;   // by attempt files and version directories; 0: nothing is there
+  std::uint32_t newest_attempt = 0;    // by attempt files and version directories; 0: nothing is there
   std::vector<VersionName> adoptable;  // live there, or would be if they could be read
   std::vector<SetAside> set_aside;
 };

@@ -19,10 +19,7 @@ std::string base_name(const std::string& name) { return name.substr(name.rfind('
 }  // namespace
 
 VersionCopier::VersionCopier(const VersionFiles& source, FileSystem& target, std::string target_root)
-    : source_(source),
-      target_(target),
-      root_(std::move(target_root)),
-      directory_(version_path(root_, source.name())) {}
+    : source_(source), target_(target), root_(std::move(target_root)), directory_(version_path(root_, source.name())) {}
 
 Status VersionCopier::begin() {
   SW_ASSIGN(const std::string index, source_.index_text());
@@ -102,8 +99,7 @@ Status VersionCopier::publish() {
   SW_TRY(target_.sync_directory(directory_));
   SW_TRY(target_.sync_directory(root_));
   // The same text as on the tier above, so that the two manifests have the same digest and seal.
-  Status published =
-      publish_exclusively(target_, directory_, kManifestName, source_.manifest_text(), random_id());
+  Status published = publish_exclusively(target_, directory_, kManifestName, source_.manifest_text(), random_id());
   if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
   SW_ASSIGN(const std::string there, read_listed(target_, directory_, kManifestName, kMaxManifestBytes));
   if (there == source_.manifest_text()) return target_.sync_directory(directory_);

@@ -99,8 +99,8 @@ bool is_version_file(std::string_view name) {
   if (name == kManifestName || name == kIndexName) return true;
   if (directory_in(name).empty() && rank_of_file(name)) return true;
   // See publish_exclusively().
-  const bool is_private = name.starts_with(fmt::format(".{}.", kManifestName)) ||
-                          name.starts_with(fmt::format(".{}.", kIndexName));
+  const bool is_private =
+      name.starts_with(fmt::format(".{}.", kManifestName)) || name.starts_with(fmt::format(".{}.", kIndexName));
   return is_private && name.ends_with(".tmp");
 }
 

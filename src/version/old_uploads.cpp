@@ -9,16 +9,14 @@
 namespace slackwater {
 namespace {
 
-// "<root>/step-0000000042.a7/g0003/rank-03072.safetensors" -> attempt 7.
-std::optional<std::uint32_t> attempt_of(std::string_view path, std::string_view root) {
+// "<root>/step-0000000042.a7/g0003/rank-03072.safetensors" -> step 42 of attempt 7.
+std::optional<VersionName> version_of(std::string_view path, std::string_view root) {
   while (root.ends_with('/')) root.remove_suffix(1);
   if (!path.starts_with(root) || !path.substr(root.size()).starts_with('/')) return std::nullopt;
   const std::string_view below = path.substr(root.size() + 1);
   const std::size_t slash = below.find('/');
   if (slash == std::string_view::npos || !stays_in_version(below.substr(slash + 1))) return std::nullopt;
-  const auto version = parse_version_directory(below.substr(0, slash));
-  if (!version) return std::nullopt;
-  return version->attempt;
+  return parse_version_directory(below.substr(0, slash));
 }
 
 }  // namespace
@@ -27,28 +25,27 @@ Result<std::vector<PendingUpload>> uploads_of_older_attempts(FileSystem& fs, con
                                                              std::uint32_t newest) {
   SW_ASSIGN(std::vector<PendingUpload> uploads, fs.list_uploads(root));
   std::erase_if(uploads, [&](const PendingUpload& upload) {
-    const auto attempt = attempt_of(upload.path, root);
-    return !attempt || *attempt >= newest;
+    const auto version = version_of(upload.path, root);
+    return !version || version->attempt >= newest;
   });
   return uploads;
 }
 
-std::uint64_t abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest, const Log& log) {
+void abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest,
+                           const std::set<VersionName>& continued, const Log& log) {
   const auto uploads = uploads_of_older_attempts(fs, root, newest);
   if (!uploads) {
     log.warn("cannot look for uploads that earlier runs left behind: {}", uploads.error().to_string());
-    return 0;
+    return;
   }
-  std::uint64_t gone = 0;
   for (const PendingUpload& upload : *uploads) {
+    if (continued.contains(*version_of(upload.path, root))) continue;
     if (const Status abandoned = fs.abandon_upload(upload); !abandoned) {
       log.warn("cannot abort an upload that an earlier run left behind: {}", abandoned.error().to_string());
       continue;
     }
     log.info("aborted the upload of {}: its run is over", upload.path);
-    ++gone;
   }
-  return gone;
 }
 
 }  // namespace slackwater

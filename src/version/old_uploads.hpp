@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "base/log.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/error.hpp"
+#include "version/names.hpp"
 
 namespace slackwater {
 
@@ -17,7 +19,9 @@ namespace slackwater {
 [[nodiscard]] Result<std::vector<PendingUpload>> uploads_of_older_attempts(FileSystem& fs, const std::string& root,
                                                                            std::uint32_t newest);
 
-// Aborts them, and goes on after an error. For a run, once it has claimed attempt `newest`. Returns how many are gone.
-std::uint64_t abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest, const Log& log);
+// Aborts them, except those of versions in `continued`, and goes on after an error. For a run, once it has claimed
+// attempt `newest`.
+void abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest,
+                           const std::set<VersionName>& continued, const Log& log);
 
 }  // namespace slackwater

@@ -147,8 +147,7 @@ std::vector<Removal> removable_if_not_held(const Catalog& catalog, const RunStat
 
 }  // namespace
 
-std::vector<Removal> removable(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy,
-                               Need need) {
+std::vector<Removal> removable(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy, Need need) {
   const std::vector<Removal> all = removable_if_not_held(catalog, run, policy, need);
   std::vector<Removal> removals = all;
   std::erase_if(removals, [&](const Removal& removal) { return run.held.contains(removal.version); });

@@ -73,7 +73,7 @@ struct RunState {
 };
 enum class Need : std::uint8_t {
   kRoutine,  // the usual clean-up after a commit
-  kSpace,  // the disk is full
+  kSpace,    // the disk is full
 };
 
 // Leftovers and, once this attempt has committed, live versions beyond the policy. kSpace does not wait for that
@@ -81,7 +81,7 @@ enum class Need : std::uint8_t {
 // case, the newest `keep` versions that were reported stay. None goes because a version in doubt takes its place.
 // A held version stays, even if it is beyond the policy. With kSpace it goes if nothing else can: then it is not copied
 // to the lower tier, but checkpoints go on.
-[[nodiscard]] std::vector<Removal> removable(const Catalog& catalog, const RunState& run,
-                                             const RetentionPolicy& policy, Need need);
+[[nodiscard]] std::vector<Removal> removable(const Catalog& catalog, const RunState& run, const RetentionPolicy& policy,
+                                             Need need);
 
 }  // namespace slackwater

@@ -61,8 +61,8 @@ class VersionStore {
   // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 
-  // For ranks whose directory is not that of rank 0 (Options::node_local). All of them may be called by several ranks of
-  // a node, with the same text.
+  // For ranks whose directory is not that of rank 0 (Options::node_local). All of them may be called by several ranks
+  // of a node, with the same text.
   // Places the attempt file that rank 0 sent. kAborted: this directory has a newer attempt, or another one of that
   // number.
   [[nodiscard]] Status place_attempt(const std::string& text);

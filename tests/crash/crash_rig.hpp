@@ -94,7 +94,7 @@ class CrashRig {
   std::set<std::uint64_t> doubtful_;
   std::set<std::uint64_t> pinned_;
   std::set<std::uint64_t> gone_;
-  std::vector<std::uint64_t> copied_;  // on the lower tier, oldest first
+  std::vector<std::uint64_t> copied_;                    // on the lower tier, oldest first
   std::vector<std::pair<std::size_t, Promises>> books_;  // by the operation from which on they hold
 };
 

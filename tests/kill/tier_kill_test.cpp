@@ -21,7 +21,6 @@
 namespace slackwater::test {
 namespace {
 
-
 constexpr std::chrono::minutes kTierTimeLimit{2};
 
 // The steps that are live, each read to its last byte; what is wrong goes to `findings`.

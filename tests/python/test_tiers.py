@@ -7,9 +7,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import torch
-
 import slackwater as sw
+import torch
 from slackwater import _core
 from slackwater.tiers import staging_directory
 

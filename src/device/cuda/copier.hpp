@@ -57,7 +57,7 @@ class Copier {
   const Context& context_;
   const std::uint64_t max_pitch_;
   std::deque<SubmissionLimit> limits_;  // its elements are constant once copies are queued
-  std::atomic<bool> batches_;  // the driver has a batch call and has not refused it
+  std::atomic<bool> batches_;           // the driver has a batch call and has not refused it
 };
 
 }  // namespace slackwater::cuda

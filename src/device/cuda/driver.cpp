@@ -126,8 +126,7 @@ std::vector<int> active_devices(const std::string& library) {
   if (count_devices(&count) != CUresult::kSuccess) return {};  // not even initialised
   // The device whose primary context is current on this thread is the one the trainer works on: it comes first.
   const auto get_current = find_symbol<decltype(Driver::cuCtxGetCurrent)>(handle.get(), "cuCtxGetCurrent");
-  const auto retain =
-      find_symbol<decltype(Driver::cuDevicePrimaryCtxRetain)>(handle.get(), "cuDevicePrimaryCtxRetain");
+  const auto retain = find_symbol<decltype(Driver::cuDevicePrimaryCtxRetain)>(handle.get(), "cuDevicePrimaryCtxRetain");
   const auto release =
       find_symbol<decltype(Driver::cuDevicePrimaryCtxRelease_v2)>(handle.get(), "cuDevicePrimaryCtxRelease_v2");
   CUcontext current = nullptr;

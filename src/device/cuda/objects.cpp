@@ -154,8 +154,8 @@ Result<PooledMemory> MemoryPool::take(std::uint64_t size_bytes) {
 Result<std::span<std::byte>> MemoryPool::allocate(std::uint64_t size_bytes) {
   size_bytes = round_up(std::max<std::uint64_t>(size_bytes, 1), kMemoryUnitBytes);
   void* memory = nullptr;
-  SW_TRY(context_.check(context_.driver().cuMemHostAlloc(&memory, size_bytes, kMemHostAllocPortable),
-                        "cuMemHostAlloc"));
+  SW_TRY(
+      context_.check(context_.driver().cuMemHostAlloc(&memory, size_bytes, kMemHostAllocPortable), "cuMemHostAlloc"));
   return std::span(static_cast<std::byte*>(memory), size_bytes);
 }
 

@@ -61,8 +61,9 @@ TEST_F(BenchBacklogTest, ShowsTheWaitAndTheTimeUntilStagedForEachSetting) {
 
 TEST_F(BenchBacklogTest, RunsTheSettingsThatAreAskedFor) {
   const std::string file = directory_ / "figures.json";
-  const Outcome outcome = run("--quick --ahead 32 --turn 1 --turn 0 --engine-us 1 --simulator " SW_SIM_CUDA_LIBRARY
-                              " --dir " + directory_.path() + " --json " + file);
+  const Outcome outcome =
+      run("--quick --ahead 32 --turn 1 --turn 0 --engine-us 1 --simulator " SW_SIM_CUDA_LIBRARY " --dir " +
+          directory_.path() + " --json " + file);
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   const json figures = json::parse(test::read_file_text(file));
   ASSERT_EQ(figures["rows"].size(), 3u);

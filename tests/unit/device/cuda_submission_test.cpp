@@ -29,7 +29,6 @@ class CudaSubmission : public OnCudaDevice {
     }
     return bytes;
   }
-
 };
 
 TEST_F(CudaSubmission, ThousandsOfSmallCopiesNeverFillTheDriversQueue) {

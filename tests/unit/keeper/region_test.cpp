@@ -1,7 +1,8 @@
 #include "keeper/region.hpp"
 
-#include <gtest/gtest.h>
 #include <sys/mman.h>
+
+#include <gtest/gtest.h>
 
 #include "unit/keeper/staged.hpp"
 

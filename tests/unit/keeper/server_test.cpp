@@ -1,11 +1,11 @@
-#include "keeper/keeper_server.hpp"
-
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 
 #include <thread>
 
+#include <gtest/gtest.h>
+
 #include "keeper/keeper_client.hpp"
+#include "keeper/keeper_server.hpp"
 #include "os/durable.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/keeper/staged.hpp"

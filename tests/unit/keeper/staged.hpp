@@ -41,9 +41,8 @@ struct SharedRegion {
     std::ranges::copy(block, region.slab(slabs[i]).begin());
     file.block_digests.push_back(digest64(block));
   }
-  const Record record{.run = run,
-                      .identity = {.step = name.step, .attempt = name.attempt, .rank = 0, .world = 1},
-                      .files = {file}};
+  const Record record{
+      .run = run, .identity = {.step = name.step, .attempt = name.attempt, .rank = 0, .world = 1}, .files = {file}};
   StagedVersion version{.name = name, .files = {{file.name, kSize, slabs}}, .record = serialize(record)};
   version.index = serialize_index({});
   Manifest manifest{.run = run, .step = name.step, .attempt = name.attempt};

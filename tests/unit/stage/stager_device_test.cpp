@@ -55,7 +55,7 @@ class TestEvent final : public Event {
 
 struct DeviceCopiesPlan {
   std::shared_ptr<TestEvent> event = std::make_shared<TestEvent>(true);  // of every record_event()
-  std::function<std::shared_ptr<TestEvent>()> make_event;  // instead, an event for each
+  std::function<std::shared_ptr<TestEvent>()> make_event;                // instead, an event for each
   bool refuses_copies = false;
   std::function<void()> on_copies = [] {};  // in each call that queues copies
   std::atomic<int> at_once = 0;             // calls

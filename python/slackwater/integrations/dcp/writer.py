@@ -283,8 +283,8 @@ class _Collected:
             raise UsageError(f"the planner gave {type(tensor).__name__} for the tensor '{name}'")
         if tensor.shape != data.chunk.sizes:
             raise UsageError(
-                f"'{name}' has the shape {tuple(tensor.shape)}, and the plan says {tuple(data.chunk.sizes)}; a plan cache "
-                "may be stale: use SlackwaterSavePlanner"
+                f"'{name}' has the shape {tuple(tensor.shape)}, and the plan says {tuple(data.chunk.sizes)}; a plan "
+                "cache may be stale: use SlackwaterSavePlanner"
             )
         if is_partial:
             self._store(box_name(name, data.chunk.offsets, data.chunk.sizes), tensor, None)
