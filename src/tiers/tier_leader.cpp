@@ -86,7 +86,8 @@ Status TierLeader::drop_finished() {
 Result<TierWorker::Outcome> TierLeader::advance(const std::stop_token& stop) {
   if (clean_due_) SW_TRY(clean_up(Need::kRoutine));
   if (!copy_) SW_TRY(begin_next());
-  if (!copy_) return Outcome::kIdle;
+  // What was passed over may be here in part, and is not held any more.
+  if (!copy_) return clean_due_ ? Outcome::kWorked : Outcome::kIdle;
   auto outcome = continue_copy(stop);
   if (!outcome) settle_failure(outcome.error());
   return outcome;
@@ -102,6 +103,7 @@ Status TierLeader::begin_next() {
         return fail(std::move(files).error());
       work_.backlog.skip(version, kind == ErrorKind::kNotFound ? "it was deleted from tier 0 before it was copied"
                                                                : files.error().to_string());
+      clean_due_ = true;
       continue;
     }
     SW_ASSIGN(const Catalog here, store_->scan_cached());
@@ -118,6 +120,7 @@ Status TierLeader::begin_next() {
     if (std::ranges::find(surplus, version) != surplus.end()) {
       const std::string why = fmt::format("the newest {} of this tier are there already (keep)", policy_.keep);
       version.attempt == attempt_ ? work_.backlog.skip(version, why) : work_.backlog.forget(version);
+      clean_due_ = true;
       continue;
     }
     copy_ = std::make_unique<Copy>(std::move(*files), work_.tier);

@@ -104,6 +104,31 @@ TEST_F(PromotionTest, CloseNamesWhatIsLeftAndTheNextRunContinues) {
   EXPECT_TRUE(run->close());
 }
 
+TEST_F(PromotionTest, WhatIsThereInPartAndNotWantedAnyMoreIsRemoved) {
+  Model model;
+  model.add("w", 9 * kMiB);
+  {
+    Run run = start({.keep = 1});
+    run.tier->fail(FsCall::kWriteAt, EIO, {.nth = 2, .times = kAlways, .path = ".safetensors"});
+    save_and_commit(*run, 1, model);
+    until([&] { return run->tiers()[0].errors > 0; });
+    EXPECT_FALSE(run->close(std::chrono::milliseconds(200)));
+  }
+  ASSERT_NE(debris(lower()), "");
+  Run run = start({.keep = 1}, 0, 1, 0);
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 1u);
+  run.tier->hang(FsCall::kTryLock);  // until newer versions wait
+  save_and_commit(*run, 2, model);
+  run.tier->wait_hung(1);
+  save_and_commit(*run, 3, model);
+  run.tier->release_hung();
+  copied(run);
+  EXPECT_TRUE(run->close());
+  EXPECT_EQ(live(lower()), "3");
+  EXPECT_EQ(debris(lower()), "");
+}
+
 TEST_F(PromotionTest, ADamagedVersionIsNotCopied) {
   Model model;
   model.add("w", 3 * kMiB);
