@@ -4,8 +4,8 @@
 
 Every step is checkpointed on tier 0, every fifth is due on the lower tier. One iteration is: compute (a sleep, so no
 GPU), fence, a real AdamW update, save. Runs with and without the tier alternate (ABBA). In each run with the tier, it
-is taken away after a quarter of the steps, comes back after half of them but slow, and runs freely for the last quarter.
-The figure is the median ratio of training times. Afterwards every due version must be on the tier, and verify.
+is taken away after a quarter of the steps, comes back after half of them but slow, and runs freely for the last
+quarter. The figure is the median ratio of training times. Afterwards every due version must be on the tier, and verify.
 "directory": a directory that a file replaces, and a bandwidth cap. "s3": `rclone serve s3` (requirements-s3.txt), which
 is killed, started again, and stopped by SIGSTOP for four fifths of the time.
 """
