@@ -203,8 +203,9 @@ class Engine {
 
   // Waits for everything in flight and for copies to lower tiers, at most `timeout`, then stops the threads and
   // releases the lock. Snapshots that are not committed when time runs out are given up. The Error names them, every
-  // failed step that was not reported yet, and versions that are not on a lower tier yet; the next run copies those. Any
-  // thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A second call waits for the first (kTimeout: the first has not ended yet) and has nothing to report.
+  // failed step that was not reported yet, and versions that are not on a lower tier yet; the next run copies those.
+  // Any thread may call it at any time, except in a callback on a thread of the engine (log, State::owner). A second
+  // call waits for the first (kTimeout: the first has not ended yet) and has nothing to report.
   Status close(std::optional<std::chrono::milliseconds> timeout = {});
 
   Engine(Engine&&) noexcept;
