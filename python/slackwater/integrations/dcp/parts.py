@@ -131,6 +131,7 @@ class PartEngine:
         capture.has_torch = True
         capture.held, capture.watched, capture.names = held, list(held), names
         capture.versions, capture.identities = torch_state.versions(held), torch_state.identities(held)
+        capture.sizes = torch_state.storage_sizes(held)
         capture.devices = sorted({device for device in devices if device >= 0})
         capture.structure = _core.Structure(
             names,
