@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 from ...errors import StorageError, TimeoutError
-from ...ranks.transport import _private_client
+from ...ranks.transport import private_client
 
 _PREFIX = "slackwater/deepspeed"
 _SLICE_SECONDS = 1.0
@@ -52,8 +52,8 @@ class Board:
                 "checkpoint; call deepspeed.init_distributed() first"
             )
         self._server = distributed.distributed_c10d._get_default_store()
-        self._trainer = _private_client(distributed) or self._server
-        self._finisher = _private_client(distributed) or self._server
+        self._trainer = private_client(distributed) or self._server
+        self._finisher = private_client(distributed) or self._server
         self._waits = self._finisher is not self._server
 
     # What this rank says
