@@ -56,8 +56,8 @@ def test_path_that_is_a_file(tmp_path: Path, make: Make) -> None:
 
 
 def test_path_of_another_kind(make: Make) -> None:
-    with pytest.raises(sw.UsageError, match="not a local directory"):
-        make("s3://bucket/run")
+    with pytest.raises(sw.UsageError, match="gs://bucket/run"):
+        make("gs://bucket/run")
     with pytest.raises(sw.UsageError, match="path is empty"):
         make("")
     with pytest.raises(sw.UsageError, match="path is an int"):
