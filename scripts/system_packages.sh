@@ -15,6 +15,8 @@ case $group in
       libgtest-dev libgmock-dev libbenchmark-dev)
     # For the store over MPI, which is built and tested where MPI is found: no reason to fail where it cannot be had.
     wished=(libopenmpi-dev openmpi-bin)
+    # Loaded at run time for s3:// locations, and by their tests.
+    wished+=(libcurl4-openssl-dev)
     # Only a system Python takes its headers and venv from packages; pyenv, conda and uv bring their own.
     "$python" -c 'import os, sysconfig
 os.stat(os.path.join(sysconfig.get_paths()["include"], "Python.h"))' 2>/dev/null || packages+=(python3-dev)
@@ -72,5 +74,5 @@ fi
 if ((${#missing_wished[@]})); then
   "${install[@]}" "${missing_wished[@]}" >/dev/null 2>&1 ||
     { "${as_root[@]}" apt-get update -qq && "${install[@]}" "${missing_wished[@]}"; } >/dev/null 2>&1 ||
-    echo "make: ${missing_wished[*]} could not be installed; what needs MPI is left out" >&2
+    echo "make: ${missing_wished[*]} could not be installed; what needs them is left out" >&2
 fi
