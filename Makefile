@@ -197,7 +197,7 @@ demo: build  ## two minutes: train, kill, resume bit for bit, compare with torch
 	$(BIN)/python examples/demo.py
 
 .PHONY: bench
-bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="--quick" for a short look
+bench: build  ## a quarter of an hour: the figures of docs/benchmarks.md; ARGS="--quick": a short version
 	cmake --build build/release --target slackwater_bench slackwater_micro
 	$(BIN)/python bench/run.py $(ARGS)
 
@@ -235,7 +235,7 @@ bench-memory: build  ## a minute or two: from SIGKILL to the next step with a me
 	$(BIN)/python bench/memory_restart.py --directory build --json bench/results/memory_restart.json $(ARGS)
 
 .PHONY: bench-commit
-bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick" for a short look
+bench-commit: build  ## minutes: what a commit of 8 to 16,384 ranks costs; ARGS="--quick": a short version
 	cmake --build build/release --target slackwater_bench
 	mkdir -p bench/results
 	build/release/bench/slackwater_bench commit --dir build --json bench/results/commit.json $(ARGS)
