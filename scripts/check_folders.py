@@ -108,7 +108,7 @@ def check_uses(root: Path, order: list[str]) -> Iterator[str]:
     for folder in order:
         for used in uses(root, folder):
             if used not in order:
-                yield f"src/{folder}/CMakeLists.txt: uses {used}, which is no folder in the table of src/README.md"
+                yield f"src/{folder}/CMakeLists.txt: uses {used}, which is not a folder in the table of src/README.md"
             elif reaches_up(folder, used, order):
                 yield f"src/{folder}/CMakeLists.txt: {why(folder, used)}"
 

@@ -60,7 +60,7 @@ std::optional<Number> number(std::string_view text) {
 }
 
 std::unexpected<std::string> wrong_value(std::string_view key, std::string_view value, std::string_view right) {
-  return std::unexpected(fmt::format("'{}' is no value of {}; write {}", value, key, right));
+  return std::unexpected(fmt::format("'{}' is not a value of {}; write {}", value, key, right));
 }
 
 }  // namespace

@@ -85,7 +85,7 @@ TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& class
   auto* header = static_cast<ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
   if (header == nullptr) {
     PyErr_Clear();
-    throw nb::type_error("this is no DLPack exchange table");
+    throw nb::type_error("this is not a DLPack exchange table");
   }
   while (header != nullptr && header->major > kMajorVersion) header = header->older;
   if (header == nullptr || header->major != kMajorVersion) {

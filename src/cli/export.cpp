@@ -73,7 +73,7 @@ Result<formats::ExportOptions> export_options(const ExportArguments& arguments) 
   const auto shard = parse_bytes(arguments.shard_size);
   if (!shard || *shard == 0) {
     return fail(ErrorKind::kInvalidArgument,
-                fmt::format("--shard-size '{}' is no size; write it as 5GB or 512MiB", arguments.shard_size));
+                fmt::format("--shard-size '{}' is not a size; write it as 5GB or 512MiB", arguments.shard_size));
   }
   options.shard_bytes = *shard;
   options.force = arguments.force;

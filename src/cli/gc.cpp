@@ -82,9 +82,8 @@ std::vector<Chosen> choose(FileSystem& fs, const GcArguments& arguments, const L
     }
   }
   if (left > 0)
-    print_problem("note",
-                  fmt::format("{} that {} set aside {}; --set-aside removes {}", plural(left, "version"),
-                              left == 1 ? "was" : "were", left == 1 ? "stays" : "stay", left == 1 ? "it" : "them"));
+    print_problem("note", fmt::format("kept {} that a restore set aside; --set-aside removes {}",
+                                      plural(left, "version"), left == 1 ? "it" : "them"));
   std::ranges::sort(chosen, {}, [](const Chosen& one) { return one.entry.name; });
   return chosen;
 }

@@ -36,7 +36,8 @@ Status insert(Branch& root, const DcpItem& item, const std::string& path) {
       return fail(ErrorKind::kUnsupported, fmt::format("'{}' has a key that begins with '$'", item.name), path);
     if (at->children.empty()) at->is_list = number && at != &root;
     if (at->item != nullptr || at->is_list != number || (number && key.number >= kMaxListLength))
-      return fail(ErrorKind::kCorrupt, fmt::format("'{}' is both below and beside another item", item.name), path);
+      return fail(ErrorKind::kCorrupt, fmt::format("'{}' conflicts with another item of the same name", item.name),
+                  path);
     const std::string slot = number ? fmt::format("{}", key.number) : key.text;
     const auto [known, is_new] = at->by_key.try_emplace(slot, at->children.size());
     if (is_new) {
@@ -46,7 +47,7 @@ Status insert(Branch& root, const DcpItem& item, const std::string& path) {
     at = &at->children[known->second];
   }
   if (at->item != nullptr || !at->children.empty())
-    return fail(ErrorKind::kCorrupt, fmt::format("'{}' is both below and beside another item", item.name), path);
+    return fail(ErrorKind::kCorrupt, fmt::format("'{}' conflicts with another item of the same name", item.name), path);
   at->item = &item;
   return {};
 }

@@ -39,7 +39,7 @@ class MetadataParser {
     std::vector<DcpItem> items;
     for (std::size_t i = 0; i + 1 < states->items.size(); i += 2) {
       const PickleNode& name = graph_.at(states->items[i]);
-      if (name.kind != Kind::kText) return corrupt("a name is no text");
+      if (name.kind != Kind::kText) return corrupt("a name is not text");
       DcpItem item{.name = std::string(name.text)};
       SW_TRY(read_item(graph_.at(states->items[i + 1]), item));
       items.push_back(std::move(item));
@@ -86,7 +86,8 @@ class MetadataParser {
     Offset numbers;
     for (const NodeId item : graph_.at(arguments[0]).items) {
       const PickleNode& number = graph_.at(item);
-      if (number.kind != Kind::kInt || number.number < 0) return corrupt("a torch.Size holds what is no number");
+      if (number.kind != Kind::kInt || number.number < 0)
+        return corrupt("a torch.Size holds a value that is not a number");
       numbers.push_back(number.number);
     }
     return numbers;
@@ -192,7 +193,7 @@ class MetadataParser {
           else if (key.kind == Kind::kInt && key.number >= 0)
             item.path.push_back(TreeNode::integer(key.number));
           else
-            return corrupt("the path of '{}' holds what is no key", item.name);
+            return corrupt("the path of '{}' has an invalid key", item.name);
         }
       }
       if (item.path.empty()) item.path.push_back(TreeNode::string(item.name));

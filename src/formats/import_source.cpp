@@ -72,8 +72,7 @@ Status read_torch_source(const std::string& path, const SourceOptions& options, 
   const bool is_dict = found->kind == TreeNode::Kind::kObject &&
                        (tag.empty() || tag == "dict" || tag == "OrderedDict" || tag == "defaultdict");
   if (!is_dict) {
-    return fail(ErrorKind::kInvalidArgument,
-                "the file holds no dict at its top; give what it holds a name with --as NAME", path);
+    return fail(ErrorKind::kInvalidArgument, "the top-level object is not a dict; name it with --as NAME", path);
   }
   source.tree = std::move(*found);
   return {};

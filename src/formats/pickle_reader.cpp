@@ -235,7 +235,7 @@ class PickleGraph::Machine {
     PickleNode& target = graph_.nodes_[stack_.back()];
     const bool takes = target.kind == Kind::kList || target.kind == Kind::kSet ||
                        (target.kind == Kind::kCall && (!target.pairs || target.items.empty()));
-    if (!takes) return corrupt("values are appended to what is no list");
+    if (!takes) return corrupt("values are appended to something that is not a list");
     target.pairs = false;
     target.items.insert(target.items.end(), items.begin(), items.end());
     return {};
@@ -255,7 +255,7 @@ class PickleGraph::Machine {
     PickleNode& target = graph_.nodes_[stack_.back()];
     const bool takes =
         target.kind == Kind::kDict || (target.kind == Kind::kCall && (target.pairs || target.items.empty()));
-    if (!takes) return corrupt("keys are set on what is no dict");
+    if (!takes) return corrupt("keys are set on something that is not a dict");
     target.pairs = true;
     target.items.insert(target.items.end(), items.begin(), items.end());
     return {};
@@ -271,7 +271,7 @@ class PickleGraph::Machine {
     const PickleNode& a = graph_.nodes_[module];
     const PickleNode& b = graph_.nodes_[name];
     if (a.kind != Kind::kText || b.kind != Kind::kText || a.text.size() + b.text.size() > kMaxGlobalName)
-      return corrupt("the name of a global is no text, or too long");
+      return corrupt("the name of a global is not text, or is too long");
     return push_named(a.text, b.text);
   }
   Status push_named(std::string_view module, std::string_view name) {
@@ -293,7 +293,7 @@ class PickleGraph::Machine {
     SW_ASSIGN(const NodeId state, pop());
     if (!has(1)) return corrupt("an object is missing on the stack");
     PickleNode& target = graph_.nodes_[stack_.back()];
-    if (target.kind != Kind::kCall) return corrupt("a state is set on what is no object");
+    if (target.kind != Kind::kCall) return corrupt("a state is set on something that is not an object");
     target.state = state;
     return {};
   }

@@ -87,10 +87,10 @@ Result<std::vector<std::int64_t>> TorchValues::numbers(NodeId id, const std::str
   const PickleNode* node = &graph_.at(id);
   if (graph_.called(*node) == "torch.Size" && graph_.arguments(*node).size() == 1)
     node = &graph_.at(graph_.arguments(*node)[0]);
-  if (node->kind != Kind::kTuple && node->kind != Kind::kList) return corrupt(name, "has a shape that is no tuple");
+  if (node->kind != Kind::kTuple && node->kind != Kind::kList) return corrupt(name, "has a shape that is not a tuple");
   std::vector<std::int64_t> found;
   for (const NodeId item : node->items) {
-    if (graph_.at(item).kind != Kind::kInt) return corrupt(name, "has a dimension that is no number");
+    if (graph_.at(item).kind != Kind::kInt) return corrupt(name, "has a dimension that is not a number");
     found.push_back(graph_.at(item).number);
   }
   return found;
@@ -134,7 +134,7 @@ Result<Tensor> TorchValues::tensor(std::string_view function, const std::vector<
     const std::string_view made_by = graph_.called(inner);
     // Parameters hold plain tensors. Anything deeper is no file of torch.
     if (made_by != kRebuildTensor && made_by != kRebuildTensorV2 && made_by != kRebuildTensorV3)
-      return corrupt(name, "is a parameter of what is no tensor");
+      return corrupt(name, "is a parameter whose value is not a tensor");
     return tensor(made_by, graph_.arguments(inner), name);
   };
   if (function == kRebuildParameter || function == kRebuildParameterWithState) {

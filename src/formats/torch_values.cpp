@@ -246,7 +246,7 @@ Result<TreeNode> TorchValues::called_leaf(const PickleNode& node, const std::str
   if (function == "builtins.set" || function == "builtins.frozenset") {
     if (arguments.size() > 1 ||
         (arguments.size() == 1 && argument(0).kind != Kind::kList && argument(0).kind != Kind::kTuple))
-      return corrupt(name, "is a set of what is no list");
+      return corrupt(name, "is a malformed set");
     SW_ASSIGN(auto items, leaves(arguments.empty() ? std::vector<NodeId>() : argument(0).items, name, depth));
     return TreeNode::tagged(function.substr(9), TreeNode::list(std::move(items)));
   }
@@ -274,13 +274,13 @@ Result<TreeNode> TorchValues::called_leaf(const PickleNode& node, const std::str
   if (function == "_codecs.encode" || (function == "builtins.bytes" && arguments.empty())) {
     std::string bytes;
     if (!arguments.empty() && (argument(0).kind != Kind::kText || !latin1_bytes(argument(0).text, bytes)))
-      return corrupt(name, "has bytes that are none");
+      return corrupt(name, "has malformed bytes");
     return bytes_node("bytes", bytes);
   }
   if (function == "builtins.bytearray") {
     std::string bytes;
     if (!arguments.empty() && argument(0).kind == Kind::kText) {
-      if (!latin1_bytes(argument(0).text, bytes)) return corrupt(name, "has bytes that are none");
+      if (!latin1_bytes(argument(0).text, bytes)) return corrupt(name, "has malformed bytes");
     } else if (!arguments.empty()) {
       SW_ASSIGN(bytes, bytes_of(arguments[0], name));
     }
@@ -334,7 +334,7 @@ Result<std::string> TorchValues::bytes_of(NodeId id, const std::string& name) co
   if (graph_.called(node) == "_codecs.encode" && !arguments.empty() && graph_.at(arguments[0]).kind == Kind::kText &&
       latin1_bytes(graph_.at(arguments[0]).text, bytes))
     return bytes;
-  return corrupt(name, "has bytes that are none");
+  return corrupt(name, "has malformed bytes");
 }
 
 }  // namespace slackwater::formats

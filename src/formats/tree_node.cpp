@@ -152,7 +152,7 @@ Result<TreeNode> parse_tree(std::string_view text, const std::string& path) {
   if (format == nullptr || state == nullptr || format->kind != TreeNode::Kind::kInt) {
     return fail(ErrorKind::kUnsupported,
                 "the tree of the checkpoint was not saved from Python, so only its tensors can be exported; "
-                "use --map '' to export them by their names",
+                "use --map '=' to export them by their names",
                 path);
   }
   if (format->number != kTreeFormat) {

@@ -55,7 +55,7 @@ class IndexViewer {
     for (const auto& [name, end] : ends) {
       const auto rank = rank_of_file(name);
       if (!rank || *rank >= world_ || name == record_file(*rank))
-        return wrong(fmt::format("'{}' is no data file of a version of {} ranks", name, world_));
+        return wrong(fmt::format("'{}' is not a data file of a version of {} ranks", name, world_));
       view_.files.push_back({std::string(name), *rank, end});
     }
     std::ranges::sort(view_.files, {}, [](const FileInfoOnTier& file) { return std::pair(file.rank, file.name); });

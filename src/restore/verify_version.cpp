@@ -168,7 +168,7 @@ void Verifier::check_index(const Manifest& manifest) {
     std::ranges::sort(tensors, {}, &IndexedTensor::offset);
     const auto rank = rank_of_file(file);
     if (!rank || *rank >= manifest.world || !manifest.files.is_data(file, *rank))
-      add(kIndexName, 0, 0, {tensors.front().name}, fmt::format("'{}' is no data file of this version", file));
+      add(kIndexName, 0, 0, {tensors.front().name}, fmt::format("'{}' is not a data file of this version", file));
   }
 }
 

@@ -23,7 +23,8 @@ namespace {
 constexpr std::uint64_t kLengthWordBytes = 8;
 
 std::unexpected<Error> misplaced(const std::string& name, std::uint32_t rank, const std::string& path) {
-  return corrupt(fmt::format("'{}' is named here, which is no data file of rank {} in this version", name, rank), path);
+  return corrupt(fmt::format("'{}' is named here, which is not a data file of rank {} in this version", name, rank),
+                 path);
 }
 
 std::string describe(const FileIdentity& identity) {

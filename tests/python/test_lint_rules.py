@@ -161,7 +161,7 @@ def test_uses_that_reaches_upward_or_nowhere_is_refused(tree: Path) -> None:
     replace(tree / "src/os/CMakeLists.txt", "USES base", "USES base engine nowhere")
     problems = check_folders.check(tree)
     assert any("src/os/CMakeLists.txt: os may use only folders above it" in found for found in problems)
-    assert any("uses nowhere, which is no folder" in found for found in problems)
+    assert any("uses nowhere, which is not a folder" in found for found in problems)
 
 
 def test_uses_of_a_target_made_by_hand_counts(tree: Path) -> None:

@@ -109,6 +109,6 @@ class FencedMethods:
             try:
                 undo()
             except Exception:
-                logger.warning("a method could not be given back its original", exc_info=True)
+                logger.warning("could not restore a wrapped method", exc_info=True)
         self._undo.clear()
         self._wrapped.clear()

@@ -383,7 +383,7 @@ def _dump(node: Node) -> str:
         if type(value) is Marked:
             value.text = _dump(value.node)
         elif type(value) is not Rendered:
-            raise TypeError(f"{type(value).__name__} is no node")
+            raise TypeError(f"{type(value).__name__} is not a node")
         rendered.append(value.text)
         return _PLACEHOLDER
 
@@ -391,7 +391,7 @@ def _dump(node: Node) -> str:
     if not rendered:
         return text
     parts = text.split(f'"{_PLACEHOLDER}"')
-    assert len(parts) == len(rendered) + 1, "a text of the tree is no Unicode"
+    assert len(parts) == len(rendered) + 1, "a text of the tree is not valid Unicode"
     return parts[0] + "".join([one + part for one, part in zip(rendered, parts[1:], strict=True)])
 
 

@@ -70,7 +70,7 @@ std::string check_text(const Check& check, bool with_rank) {
   if (with_rank && check.rank > 0) name = fmt::format("rank {}: {}", check.rank, name);
   std::string line = fmt::format("{}  {:<{}}  {:<{}}  {}", verdict_name(check.verdict), check.section, kSectionWidth,
                                  name, kNameWidth, check.figure);
-  if (!check.threshold.empty()) line += fmt::format(" (wants {})", check.threshold);
+  if (!check.threshold.empty()) line += fmt::format(" (expected: {})", check.threshold);
   if (!check.remedy.empty()) line += fmt::format("; {}", check.remedy);
   return escape_controls(line);
 }

@@ -42,7 +42,7 @@ struct Band {
 [[nodiscard]] OrderedJson check_json(const Check& check);
 // nullopt if the line is not a check.
 [[nodiscard]] std::optional<Check> parse_check(std::string_view line);
-// One line for people: "PASS  machine  memlock  unlimited (wants 1 GiB)".
+// One line for people: "PASS  machine  memlock  unlimited (expected: 1 GiB)".
 [[nodiscard]] std::string check_text(const Check& check, bool with_rank);
 
 }  // namespace slackwater::cli::doctor

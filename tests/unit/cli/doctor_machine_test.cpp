@@ -57,7 +57,7 @@ TEST(DoctorCheck, TextNamesFigureThresholdAndRemedyAndNoControls) {
   const std::string text = check_text(check, true);
   EXPECT_TRUE(text.starts_with("FAIL  torch")) << text;
   EXPECT_NE(text.find("rank 2: AdamW"), std::string::npos) << text;
-  EXPECT_NE(text.find("(wants b); c"), std::string::npos) << text;
+  EXPECT_NE(text.find("(expected: b); c"), std::string::npos) << text;
   EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 

@@ -304,7 +304,7 @@ TEST_F(RemovalTest, GcRemovesWhatWasNeverCommittedAndNothingElse) {
   EXPECT_THAT(outcome.out, HasSubstr("removed step 12 (attempt 1), 4.88 KiB: it was never committed"));
   EXPECT_THAT(outcome.out, HasSubstr("removed step 11 (attempt 3)"));
   EXPECT_THAT(outcome.out, HasSubstr("3 versions removed"));
-  EXPECT_THAT(outcome.err, HasSubstr("1 version that was set aside stays; --set-aside removes it"));
+  EXPECT_THAT(outcome.err, HasSubstr("kept 1 version that a restore set aside; --set-aside removes it"));
   EXPECT_EQ(there(), "3.a1 9.a1 10.a4");
   const Outcome again = run({"gc", root_, "--delete"});
   EXPECT_EQ(again.code, 0);

@@ -102,9 +102,10 @@ TEST_F(SimEnvironment, WrongTextFailsCuInitAndSaysWhy) {
   EXPECT_EQ(complaint("d2h_bytes_per_second=5").substr(0, 60),
             "swsim: SWSIM_CONFIG: unknown key 'd2h_bytes_per_second'; the");
   EXPECT_EQ(complaint("stall"), "swsim: SWSIM_CONFIG: 'stall' is not key=value\n");
-  EXPECT_EQ(complaint("stall=maybe"), "swsim: SWSIM_CONFIG: 'maybe' is no value of stall; write off, on or halfway\n");
+  EXPECT_EQ(complaint("stall=maybe"),
+            "swsim: SWSIM_CONFIG: 'maybe' is not a value of stall; write off, on or halfway\n");
   EXPECT_EQ(complaint("memory_bytes=8GB"),
-            "swsim: SWSIM_CONFIG: '8GB' is no value of memory_bytes; write a whole number, without a unit\n");
+            "swsim: SWSIM_CONFIG: '8GB' is not a value of memory_bytes; write a whole number, without a unit\n");
   EXPECT_EQ(complaint("queue_limit@7=1"), "swsim: SWSIM_CONFIG: there is no device 7\n");
   for (const char* text : {"fail_call=cuInit", "fail_call=cuInit:0:2", "fail_call=cuInit:1:2:3", "fail_copy=1",
                            "devices=0", "broken=everything", "lose_device=yes", "flip_copies=", "stall@x=on",
