@@ -1,5 +1,5 @@
 // Mailbox: what engine threads leave for Python threads to pick up: log lines, and references to Python objects whose
-// memory is no longer read. Engine threads never take the GIL. Python threads collect at every call, and the keeper
+// memory is no longer read. Engine threads never take the GIL. Python threads collect at every call, and the settler
 // thread waits here.
 // Thread rule: thread-safe; collect() needs the GIL.
 // Lifetime: shared by Python and everything that may still post.

@@ -1,8 +1,8 @@
-"""Session: all that a Checkpointer owns (engine, keeper thread, snapshots in flight), without a reference back to it.
+"""Session: all that a Checkpointer owns (engine, settler thread, snapshots in flight), without a reference back to it.
 
 Thread rule: save and restore belong to one thread. Fences and close may be called from any thread. A signal handler may
-call close in the middle of any other call. The keeper thread settles snapshots whose fence has not come yet, and passes
-the engine's log lines to Python's logging. Engine threads never take the GIL.
+call close in the middle of any other call. The settler thread settles snapshots whose fence has not come yet, and
+passes the engine's log lines to Python's logging. Engine threads never take the GIL.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
 from .integrations.fence_hooks import FencedMethods, register_step_hook
 from .integrations.streams import producers, stream_pairs
-from .keeper import Keeper
 from .ranks.sharding import RankInfo
 from .ranks.transport import StoreThread
+from .settler import Settler
 from .snapshot import Level, Snapshot
 from .state.capture import Capturer
 from .tiers import Tier
@@ -77,7 +77,7 @@ class Session:
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
         self._closing = threading.RLock()  # held by close(); a signal handler may call it again on the same thread
-        self._keeper = Keeper(self.mailbox, self._keep)
+        self._settler = Settler(self.mailbox, self._settle_in_background)
         lifecycle.register(self)
         # Now, not at the first save: a CUDA graph may capture an optimizer step before that.
         self.watch_optimizers(sys.modules.get("torch") is not None)
@@ -105,7 +105,7 @@ class Session:
         self.check_open()
         self._join_in_flight(self._arriving)  # a snapshot whose save() was interrupted
         self._forget_finished()
-        if not self._keeper.started:
+        if not self._settler.started:
             self.fence()  # nobody else settles the snapshots in flight, and the engine may wait for that
         start = time.perf_counter()
         named = None if after is None else stream_pairs(after)
@@ -138,7 +138,7 @@ class Session:
             self._arriving = None
             if self.closed:  # close() was called during this save
                 self._remove_step_hook()
-                self.settle_all()  # close() may wait for this step, and the keeper may be gone
+                self.settle_all()  # close() may wait for this step, and the settler may be gone
         self.drain_log()
         self._watch.check(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
@@ -174,7 +174,7 @@ class Session:
             self._in_flight.append(snapshot)
         self._newest = snapshot
         self._unsettled[snapshot] = None
-        self._keeper.wake()
+        self._settler.wake()
 
     def _forget_finished(self) -> None:
         failed = None
@@ -258,7 +258,7 @@ class Session:
         """The first call closes. Other calls wait until it has ended, and report nothing."""
         if self.ownership.disowned:
             return
-        if self._keeper.is_this_thread():
+        if self._settler.is_this_thread():
             if not self._closing.acquire(blocking=False):
                 return  # the thread that closes waits for this one
         elif not self._closing.acquire(timeout=_lock_timeout(timeout)):
@@ -303,7 +303,7 @@ class Session:
         finally:
             if self._store is not None:
                 self._store.close()
-            self._keeper.stop()
+            self._settler.stop()
             self.drain_log()
 
     def _remove_step_hook(self) -> None:
@@ -342,9 +342,9 @@ class Session:
             raise ClosedError(self.closed_because)
         self.drain_log()
 
-    # The keeper thread
+    # The settler thread
 
-    def _keep(self) -> None:
+    def _settle_in_background(self) -> None:
         self.settle_all()
         self.drain_log()
 

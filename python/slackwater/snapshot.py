@@ -156,7 +156,7 @@ class Snapshot:
         go of them.
 
         Whoever comes first does it: a fence (before it returns, so that the update that follows is not taken for an
-        early write), wait(), or the keeper thread.
+        early write), wait(), or the settler thread.
         """
         with self._settling:
             capture = self._capture

@@ -300,7 +300,7 @@ def test_pool_in_bytes_or_words(make: Make, path: Path) -> None:
         assert ckpt.stats.pool_bytes == 3 << 20
 
 
-def test_saving_goes_on_without_a_keeper_thread(
+def test_saving_goes_on_without_the_settler_thread(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(self: threading.Thread) -> None:
@@ -315,7 +315,7 @@ def test_saving_goes_on_without_a_keeper_thread(
         assert ckpt.steps() == [1, 2, 3, 4, 5]
         ckpt.save(6, STATE)
         ckpt.close(timeout=60)
-    assert caplog.text.count("keeper thread cannot be started") == 1
+    assert caplog.text.count("thread slackwater-settle cannot be started") == 1
 
 
 def test_dropped_checkpointer_waits_with_a_time_limit(make: Make) -> None:

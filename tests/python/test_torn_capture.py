@@ -92,7 +92,7 @@ def test_writer_before_the_fence_is_noticed(writer: Callable[[torch.Tensor], Any
 def free_when_read(line: Line, state: dict[str, Any], free: Callable[[], None]) -> sw.TornError | None:
     """The error, if memory goes away after the last byte was read, where this can crash nothing, and before the fence.
 
-    The copies wait behind the blocker; the lock keeps the keeper thread from sealing the snapshot as soon as they end.
+    The copies wait behind the blocker; the lock keeps the settler thread from sealing the snapshot as soon as they end.
     """
     while True:
         snapshot = line.save(state)

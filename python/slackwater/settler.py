@@ -1,7 +1,7 @@
-"""Keeper: a thread that does the background work of a session that needs the GIL. Engine threads never take the GIL.
+"""Settler: a thread that does the background work of a session that needs the GIL. Engine threads never take the GIL.
 
-The engine wakes it through the mailbox when there is something to do: a log line to pass on, or a snapshot whose
-tensors are no longer read.
+It settles snapshots whose fence has not come yet, and passes on log lines. The engine wakes it through the mailbox when
+there is something to do: a log line, or a snapshot whose tensors are no longer read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ logger = logging.getLogger("slackwater")
 _JOIN_SECONDS = 10.0
 
 
-class Keeper:
-    """Calls ``keep`` after every poke. Any thread may call ``wake`` and ``stop``, and so may a signal handler."""
+class Settler:
+    """Calls ``settle`` after every poke. Any thread may call ``wake`` and ``stop``, and so may a signal handler."""
 
-    def __init__(self, mailbox: _core.Mailbox, keep: Callable[[], None]) -> None:
+    def __init__(self, mailbox: _core.Mailbox, settle: Callable[[], None]) -> None:
         self._mailbox = mailbox
-        self._keep = keep
+        self._settle = settle
         self._thread: threading.Thread | None = None
         self._starting = threading.RLock()
         self._stopping = False
@@ -48,14 +48,14 @@ class Keeper:
             self._thread.join(_JOIN_SECONDS)  # it hangs only if the storage hangs; then the process ends without it
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="slackwater-keeper", daemon=True)
+        thread = threading.Thread(target=self._run, name="slackwater-settle", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads are allowed; the next save tries again
             if not self._warned:
                 logger.warning(
-                    "the keeper thread cannot be started (%s): snapshots are committed after the next fence, wait, "
-                    "save or close only",
+                    "the thread slackwater-settle cannot be started (%s): snapshots are committed only after the next "
+                    "fence, wait, save or close",
                     error,
                 )
             self._warned = True
@@ -66,7 +66,7 @@ class Keeper:
         while not self._stopping:
             self._mailbox.wait()
             try:
-                self._keep()
+                self._settle()
             except Exception:
-                logger.exception("the keeper thread met an error; it goes on")
-        self._mailbox.poke()  # a signal handler may have started a second keeper
+                logger.exception("the thread slackwater-settle met an error and continues")
+        self._mailbox.poke()  # a signal handler may have started a second one
