@@ -88,7 +88,7 @@ class Snapshot {
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
   [[nodiscard]] Progress progress() const;
   [[nodiscard]] SnapshotStats stats() const;
-  // For State::part, once kCommitted is reached: what Coordinator::commit() wants of this rank. Empty before that.
+  // For State::part, once kCommitted is reached: what PartCommitter::commit() wants of this rank. Empty before that.
   [[nodiscard]] std::string part() const;
 
   class Impl;  // src/engine

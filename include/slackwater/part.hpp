@@ -32,13 +32,15 @@ struct PartPlace {
 // on the coordinator. kNotFound: there is none. kInvalidArgument: the version has fewer ranks.
 [[nodiscard]] Result<PartPlace> find_place(const std::string& root, std::uint32_t rank);
 
+// Begins and commits a version for the program that coordinates its ranks.
 // Thread rule: one thread at a time. Lifetime: holds the directory's lock. Without commit(), the destructor leaves the
 // version undecided, so nobody can see it.
-class Coordinator {
+class PartCommitter {
  public:
   // Makes the directory if only its last component is missing, and takes the lock. kBusy: another writer holds it.
   // kInvalidArgument: it holds checkpoints of a run of another name. Those are never replaced.
-  [[nodiscard]] static Result<Coordinator> open(const std::string& root, const std::string& run_name, LogSink log = {});
+  [[nodiscard]] static Result<PartCommitter> open(const std::string& root, const std::string& run_name,
+                                                  LogSink log = {});
 
   // Whether the directory holds a live version. commit() replaces it.
   [[nodiscard]] bool has_version() const;
@@ -51,12 +53,12 @@ class Coordinator {
   // removed afterwards, except for pinned versions. Trouble with that is only logged.
   [[nodiscard]] Status commit(std::span<const std::string> parts);
 
-  Coordinator(Coordinator&&) noexcept;
-  Coordinator& operator=(Coordinator&&) noexcept;
-  ~Coordinator();
+  PartCommitter(PartCommitter&&) noexcept;
+  PartCommitter& operator=(PartCommitter&&) noexcept;
+  ~PartCommitter();
 
   struct Impl;  // src/engine
-  explicit Coordinator(std::unique_ptr<Impl> impl);
+  explicit PartCommitter(std::unique_ptr<Impl> impl);
 
  private:
   std::unique_ptr<Impl> impl_;

@@ -116,8 +116,8 @@ struct State {
   // True if the caller also checks the sources (Python: tensor._version) and will call Snapshot::seal(). The version is
   // not committed before that.
   bool sealed_by_caller = false;
-  // This is one rank's part of a version that a Coordinator commits. The engine then writes only this rank's files, and
-  // needs no directory of its own. kCommitted means that the part is durable and sealed.
+  // This is one rank's part of a version that a PartCommitter commits. The engine then writes only this rank's files,
+  // and needs no directory of its own. kCommitted means that the part is durable and sealed.
   std::optional<PartPlace> part;
   // Streams that produce the tensors of each CUDA device. Copies wait for the work queued on them so far. A device
   // without a stream here uses its legacy default stream.

@@ -250,7 +250,7 @@ void bind_engine(nb::module_& module) {
            "compared "
            "between the ranks, `replicated` must be the same on all of them. `part`: this is one rank's part of a "
            "version "
-           "that a Coordinator commits.")
+           "that a PartCommitter commits.")
       .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
            "Make the pool for this state in the background.")
       .def("wait_prepared", &PyEngine::wait_prepared, "Until every slab of the pool can be used, or it is closed.")

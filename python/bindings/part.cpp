@@ -30,23 +30,23 @@ void bind_part(nb::module_& module) {
       },
       nb::arg("root"), nb::arg("rank"), "The version that a coordinator has begun in this directory.");
 
-  nb::class_<Coordinator>(module, "Coordinator",
-                          "Begins and commits a version whose ranks somebody else coordinates. One thread at a time.")
+  nb::class_<PartCommitter>(module, "PartCommitter",
+                            "Begins and commits a version whose ranks somebody else coordinates. One thread at a time.")
       .def_static(
           "open",
           [](const std::string& root, const std::string& run_name, const MailboxHandle& handle) {
             LogSink log = [mailbox = handle.box](LogLevel level, std::string_view line) { mailbox->post(level, line); };
-            Result<Coordinator> opened = [&] {
+            Result<PartCommitter> opened = [&] {
               const WithoutGil release;
-              return Coordinator::open(root, run_name, std::move(log));
+              return PartCommitter::open(root, run_name, std::move(log));
             }();
             return value_or_raise(std::move(opened));
           },
           nb::arg("root"), nb::arg("run_name"), nb::arg("mailbox"), "Takes the lock of the directory.")
-      .def("has_version", &Coordinator::has_version, "Whether there is a version that a commit would replace.")
+      .def("has_version", &PartCommitter::has_version, "Whether there is a version that a commit would replace.")
       .def(
           "begin",
-          [](Coordinator& self, std::uint64_t step, std::uint32_t world) {
+          [](PartCommitter& self, std::uint64_t step, std::uint32_t world) {
             Result<PartPlace> place = [&] {
               const WithoutGil release;
               return self.begin(step, world);
@@ -56,7 +56,7 @@ void bind_part(nb::module_& module) {
           nb::arg("step"), nb::arg("world"), "Claims an attempt and makes the directory of the version.")
       .def(
           "commit",
-          [](Coordinator& self, const std::vector<std::string>& parts) {
+          [](PartCommitter& self, const std::vector<std::string>& parts) {
             const Status status = [&] {
               const WithoutGil release;
               return self.commit(parts);

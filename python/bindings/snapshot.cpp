@@ -125,7 +125,7 @@ void bind_snapshot(nb::module_& module) {
           "The tensors that were found changed before the fence.")
       .def(
           "part", [](PySnapshot& self) { return self.get().part(); },
-          "Of a part that is finished: what Coordinator.commit() wants of it.")
+          "Of a part that is finished: what PartCommitter.commit() wants of it.")
       .def("progress", [](PySnapshot& self) { return self.get().progress(); })
       .def("stats", [](PySnapshot& self) { return self.get().stats(); });
 }

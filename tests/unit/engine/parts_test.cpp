@@ -16,8 +16,8 @@ class PartsTest : public EngineTest {
     without_directory.path.clear();
     return open(std::move(without_directory));
   }
-  Coordinator coordinator() {
-    auto opened = Coordinator::open(root(), "parts", options().log);
+  PartCommitter coordinator() {
+    auto opened = PartCommitter::open(root(), "parts", options().log);
     if (!opened) throw std::runtime_error(opened.error().to_string());
     return std::move(*opened);
   }
@@ -63,7 +63,7 @@ class PartsTest : public EngineTest {
 TEST_F(PartsTest, AVersionIsVisibleOnceTheCoordinatorHasCommittedAllParts) {
   Engine ours = engine();
   const Bytes upper = filled(3 * kMiB, 1), lower = filled(3 * kMiB, 2);
-  Coordinator leader = coordinator();
+  PartCommitter leader = coordinator();
   EXPECT_FALSE(leader.has_version());
   ASSERT_TRUE(leader.begin(40, 2));
   std::vector<std::string> parts{write(ours, 1, lower), write(ours, 0, upper)};
@@ -83,11 +83,11 @@ TEST_F(PartsTest, APartThatIsMissingTwiceThereOrOfAnotherAttemptIsNotCommitted) 
   const Bytes bytes = filled(1000, 1);
   std::string earlier;
   {
-    Coordinator leader = coordinator();
+    PartCommitter leader = coordinator();
     ASSERT_TRUE(leader.begin(1, 2));
     earlier = write(ours, 1, bytes);
   }
-  Coordinator leader = coordinator();
+  PartCommitter leader = coordinator();
   ASSERT_TRUE(leader.begin(1, 2));
   const std::string first = write(ours, 0, bytes), second = write(ours, 1, bytes);
   const auto refused = [&](std::vector<std::string> parts, ErrorKind kind) {
@@ -107,7 +107,7 @@ TEST_F(PartsTest, APartThatIsMissingTwiceThereOrOfAnotherAttemptIsNotCommitted) 
 TEST_F(PartsTest, BoxesThatDoNotCoverTheTensorAreNotCommitted) {
   Engine ours = engine();
   const Bytes bytes = filled(1000, 1);
-  Coordinator leader = coordinator();
+  PartCommitter leader = coordinator();
   ASSERT_TRUE(leader.begin(1, 2));
   const std::string first = write(ours, 0, bytes);
   auto place = find_place(root(), 1);
@@ -127,7 +127,7 @@ TEST_F(PartsTest, ACommitReplacesWhatWasThereAndRemovesWhatWasLeftBehind) {
   Engine ours = engine();
   for (unsigned round = 0; round < 3; ++round) {
     const Bytes bytes = filled(1000, round);
-    Coordinator leader = coordinator();
+    PartCommitter leader = coordinator();
     EXPECT_EQ(leader.has_version(), round != 0);
     ASSERT_TRUE(leader.begin(5, 2));
     const std::string first = write(ours, 0, bytes);
@@ -147,7 +147,7 @@ TEST_F(PartsTest, CheckpointsOfARunAreNeverReplaced) {
     save_and_commit(run, 3, model);
     ASSERT_TRUE(run.close());
   }
-  const auto opened = Coordinator::open(root(), "parts", options().log);
+  const auto opened = PartCommitter::open(root(), "parts", options().log);
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().kind, ErrorKind::kInvalidArgument);
 }
@@ -168,7 +168,7 @@ TEST_F(PartsTest, AnEngineWithoutADirectorySavesPartsOnly) {
 TEST_F(PartsTest, APartThatIsGivenUpLeavesNoFiles) {
   Engine ours = engine();
   const Bytes bytes = filled(1000, 1);
-  Coordinator leader = coordinator();
+  PartCommitter leader = coordinator();
   ASSERT_TRUE(leader.begin(1, 2));
   const auto place = find_place(root(), 1);
   ASSERT_TRUE(place);

@@ -56,7 +56,7 @@ class _Save:
         self.root = root
         self.rank = rank  # in the version; 0 is the coordinator's own part
         self.staging = stage
-        self.coordinator: _core.Coordinator | None = None
+        self.coordinator: _core.PartCommitter | None = None
         self.place: _core.PartPlace | None = None  # on the coordinator
         self.replaced = False  # by a later save of this process into the same directory
 
@@ -135,7 +135,7 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         save = self._save
         _make_way(save)
-        save.coordinator = _core.Coordinator.open(save.root, _RUN_NAME, self.engine.mailbox)
+        save.coordinator = _core.PartCommitter.open(save.root, _RUN_NAME, self.engine.mailbox)
         _coordinated[save.root] = save
         try:
             if not self.overwrite and save.coordinator.has_version():

@@ -16,7 +16,7 @@
 
 namespace slackwater {
 
-struct Coordinator::Impl {
+struct PartCommitter::Impl {
   Impl(std::string root_in, std::string run_name_in, Log log_in)
       : root(std::move(root_in)), run_name(std::move(run_name_in)), log(std::move(log_in)) {}
 
@@ -35,7 +35,7 @@ struct Coordinator::Impl {
   std::optional<PartPlace> begun;
 };
 
-Status Coordinator::Impl::open() {
+Status PartCommitter::Impl::open() {
   SW_ASSIGN(store, VersionStore::open(*fs, clock, root, log));
   SW_ASSIGN(catalog, store->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
@@ -50,7 +50,7 @@ Status Coordinator::Impl::open() {
   return {};
 }
 
-Result<PartPlace> Coordinator::Impl::begin(std::uint64_t step, std::uint32_t world) {
+Result<PartPlace> PartCommitter::Impl::begin(std::uint64_t step, std::uint32_t world) {
   std::vector<VersionName> adopted;  // stays live until the commit
   for (const CatalogEntry& entry : catalog.entries) {
     if (!entry.adoptable()) continue;
@@ -72,7 +72,7 @@ Result<PartPlace> Coordinator::Impl::begin(std::uint64_t step, std::uint32_t wor
 }
 
 // One part per rank, by rank, and all of this version.
-Result<std::vector<Part>> Coordinator::Impl::parse(std::span<const std::string> texts) const {
+Result<std::vector<Part>> PartCommitter::Impl::parse(std::span<const std::string> texts) const {
   std::vector<Part> parts;
   for (const std::string& text : texts) {
     SW_ASSIGN(Part part, parse_part(text));
@@ -97,7 +97,7 @@ Result<std::vector<Part>> Coordinator::Impl::parse(std::span<const std::string> 
   return parts;
 }
 
-Status Coordinator::Impl::commit(std::span<const std::string> texts) {
+Status PartCommitter::Impl::commit(std::span<const std::string> texts) {
   if (!begun) return fail(ErrorKind::kInvalidArgument, "no version was begun", root);
   SW_ASSIGN(std::vector<Part> parts, parse(texts));
   const RankFiles files = RankFiles::of_world(begun->world);
@@ -133,21 +133,21 @@ Status Coordinator::Impl::commit(std::span<const std::string> texts) {
   return {};
 }
 
-Result<Coordinator> Coordinator::open(const std::string& root, const std::string& run_name, LogSink log) {
+Result<PartCommitter> PartCommitter::open(const std::string& root, const std::string& run_name, LogSink log) {
   auto impl = std::make_unique<Impl>(root, run_name, Log(std::move(log)));
   SW_TRY(impl->open());
-  return Coordinator(std::move(impl));
+  return PartCommitter(std::move(impl));
 }
 
-bool Coordinator::has_version() const { return !impl_->catalog.live_versions().empty(); }
+bool PartCommitter::has_version() const { return !impl_->catalog.live_versions().empty(); }
 
-Result<PartPlace> Coordinator::begin(std::uint64_t step, std::uint32_t world) {
+Result<PartPlace> PartCommitter::begin(std::uint64_t step, std::uint32_t world) {
   if (world == 0 || world > kMaxWorld)
     return fail(ErrorKind::kInvalidArgument, fmt::format("world must be from 1 to {}", kMaxWorld));
   return impl_->begin(step, world);
 }
 
-Status Coordinator::commit(std::span<const std::string> parts) {
+Status PartCommitter::commit(std::span<const std::string> parts) {
   try {
     return impl_->commit(parts);
   } catch (const std::exception& trouble) {
@@ -176,9 +176,9 @@ Result<PartPlace> find_place(const std::string& root, std::uint32_t rank) {
   return fail(ErrorKind::kNotFound, fmt::format("the directory of attempt {} is not there", number), root);
 }
 
-Coordinator::Coordinator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-Coordinator::Coordinator(Coordinator&&) noexcept = default;
-Coordinator& Coordinator::operator=(Coordinator&&) noexcept = default;
-Coordinator::~Coordinator() = default;
+PartCommitter::PartCommitter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+PartCommitter::PartCommitter(PartCommitter&&) noexcept = default;
+PartCommitter& PartCommitter::operator=(PartCommitter&&) noexcept = default;
+PartCommitter::~PartCommitter() = default;
 
 }  // namespace slackwater
