@@ -13,11 +13,11 @@ namespace slackwater::formats {
 
 Result<ArchivePlan> plan_archive(const TreeNode& value, const std::string& name, const ExportContext& context,
                                  BeyondWeightsOnly& beyond) {
-  std::vector<StreamItem> storages;
+  std::vector<ReadItem> storages;
   std::map<std::string, std::size_t> known;  // storage by the tensor it comes from
   std::uint64_t tensors = 0;
   const FindTensor find_tensor = [&](const std::string& tensor) -> Result<PickledTensor> {
-    SW_ASSIGN(StreamItem item, export_item(context.checkpoint, tensor, context.options));
+    SW_ASSIGN(ReadItem item, export_item(context.checkpoint, tensor, context.options));
     ++tensors;
     PickledTensor pickled{.storage = storages.size(), .dtype = item.to, .shape = item.shape};
     const auto [place, is_new] = known.try_emplace(item.tensor, storages.size());
@@ -28,13 +28,13 @@ Result<ArchivePlan> plan_archive(const TreeNode& value, const std::string& name,
   PickleWriter pickle;
   SW_TRY(write_value(pickle, value, name, find_tensor, beyond));
   std::vector<std::uint64_t> sizes;
-  for (const StreamItem& storage : storages) sizes.push_back(storage.size_bytes());
+  for (const ReadItem& storage : storages) sizes.push_back(storage.size_bytes());
   return ArchivePlan{TorchArchiveLayout(pickle.finish(), sizes), std::move(storages), tensors};
 }
 
 Status write_archives(std::span<const ArchivePlan> archives, const std::string& file, ExportStage& stage,
-                      TensorStream& stream) {
-  std::vector<StreamItem> items;
+                      PiecewiseReader& reader) {
+  std::vector<ReadItem> items;
   std::vector<std::uint64_t> offsets;  // of the items in the file
   std::uint64_t base = 0;
   for (const ArchivePlan& archive : archives) {
@@ -46,7 +46,7 @@ Status write_archives(std::span<const ArchivePlan> archives, const std::string& 
   }
   SW_ASSIGN(DurableFile made, stage.create(file, base));
   std::vector<std::uint32_t> crcs(items.size());
-  SW_TRY(stream.run(items, [&](std::size_t item, std::uint64_t at, std::span<const std::byte> bytes) {
+  SW_TRY(reader.run(items, [&](std::size_t item, std::uint64_t at, std::span<const std::byte> bytes) {
     crcs[item] = crc32(bytes, crcs[item]);
     return made.file().write_at(bytes, offsets[item] + at);
   }));

@@ -17,7 +17,7 @@ namespace slackwater::formats {
 
 struct ArchivePlan {
   TorchArchiveLayout layout;
-  std::vector<StreamItem> storages;
+  std::vector<ReadItem> storages;
   std::uint64_t tensors = 0;  // tied ones too
 };
 
@@ -27,7 +27,7 @@ struct ArchivePlan {
 
 // Writes the archives into one staged file, one behind the other.
 [[nodiscard]] Status write_archives(std::span<const ArchivePlan> archives, const std::string& file, ExportStage& stage,
-                                    TensorStream& stream);
+                                    PiecewiseReader& reader);
 
 // What torch.save would be given: the selected part of the state, or (with --map) one dict of tensors by name.
 [[nodiscard]] Result<TreeNode> exported_tree(const ExportContext& context);

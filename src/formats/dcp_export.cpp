@@ -165,7 +165,7 @@ class MetadataWriter {
       end_object();
       return {};
     }
-    SW_ASSIGN(const StreamItem item, export_item(context_.checkpoint, leaf.node->tensor_name(), context_.options));
+    SW_ASSIGN(const ReadItem item, export_item(context_.checkpoint, leaf.node->tensor_name(), context_.options));
     begin_object(kMetadataClasses, "TensorStorageMetadata");
     out_.text("properties");
     write_properties(item.to);
@@ -214,7 +214,7 @@ class MetadataWriter {
     out_.text(leaf.name);
     out_.text("index");
     if (leaf.node->is_tensor()) {
-      SW_ASSIGN(const StreamItem item, export_item(context_.checkpoint, leaf.node->tensor_name(), context_.options));
+      SW_ASSIGN(const ReadItem item, export_item(context_.checkpoint, leaf.node->tensor_name(), context_.options));
       out_.integer(0);
       out_.text("offset");
       write_size(out_, std::vector<std::int64_t>(item.shape.size()));
@@ -262,7 +262,7 @@ Status export_dcp(const ExportContext& context) {
     leaf.offset = file_bytes;
     file_bytes += leaf.size_bytes;
     context.report.tensors += archive.tensors;
-    for (const StreamItem& storage : archive.storages) context.report.size_bytes += storage.size_bytes();
+    for (const ReadItem& storage : archive.storages) context.report.size_bytes += storage.size_bytes();
     files.back().push_back(std::move(archive));
   }
   SW_ASSIGN(const std::string metadata, MetadataWriter(context).write(leaves));
@@ -276,7 +276,7 @@ Status export_dcp(const ExportContext& context) {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < files.size(); ++i) {
     names.push_back(fmt::format("__0_{}.distcp", i));
-    SW_TRY(write_archives(files[i], names.back(), *stage, context.stream));
+    SW_TRY(write_archives(files[i], names.back(), *stage, context.reader));
     std::uint64_t size_bytes = 0;
     for (const ArchivePlan& archive : files[i]) size_bytes += archive.layout.size_bytes();
     context.report.files.push_back({names.back(), size_bytes});

@@ -25,7 +25,7 @@ std::optional<std::string_view> exported_name(std::string_view name, std::uint32
   return name;
 }
 
-StreamItem stream_item(const TensorInfo& info, const ExportOptions& options) {
+ReadItem read_item(const TensorInfo& info, const ExportOptions& options) {
   const bool converts = options.dtype && is_convertible(info.dtype);
   return {.tensor = info.alias_of.empty() ? info.name : info.alias_of,
           .from = info.dtype,
@@ -57,8 +57,7 @@ Result<std::vector<ExportItem>> export_items(const Checkpoint& checkpoint, const
     }
     if (!options.selected(std::string(*own))) continue;
     std::string name = plain_name(options.map(*own));
-    const auto [known, is_new] =
-        items.try_emplace(name, ExportItem{.name = name, .source = stream_item(info, options)});
+    const auto [known, is_new] = items.try_emplace(name, ExportItem{.name = name, .source = read_item(info, options)});
     if (is_new) continue;
     return fail(ErrorKind::kInvalidArgument,
                 fmt::format("'{}' and another tensor would both be called '{}'; choose with --only, or use other --map "
@@ -76,7 +75,7 @@ Result<std::vector<ExportItem>> export_items(const Checkpoint& checkpoint, const
   return sorted;
 }
 
-Result<StreamItem> export_item(const Checkpoint& checkpoint, const std::string& name, const ExportOptions& options) {
+Result<ReadItem> export_item(const Checkpoint& checkpoint, const std::string& name, const ExportOptions& options) {
   const TensorInfo* info = nullptr;
   if (checkpoint.version().world > 1) info = checkpoint.find(local_name(0, name));
   if (info == nullptr) info = checkpoint.find(name);
@@ -84,7 +83,7 @@ Result<StreamItem> export_item(const Checkpoint& checkpoint, const std::string& 
     return fail(ErrorKind::kCorrupt,
                 fmt::format("the tree of the checkpoint names the tensor '{}', which no file holds", name));
   }
-  return stream_item(*info, options);
+  return read_item(*info, options);
 }
 
 Result<Exported> export_checkpoint(FileSystem& fs, Checkpoint& checkpoint, const std::string& to,
@@ -95,11 +94,11 @@ Result<Exported> export_checkpoint(FileSystem& fs, Checkpoint& checkpoint, const
   for (const TensorInfo& info : checkpoint.tensors())
     if (const auto own = exported_name(info.name, checkpoint.version().world))
       if (info.alias_of.empty() && options.selected(std::string(*own))) total += info.size_bytes;
-  TensorStream stream(checkpoint, [&](std::uint64_t bytes) {
+  PiecewiseReader reader(checkpoint, [&](std::uint64_t bytes) {
     done += bytes;
     if (progress) progress(std::min(done, total), total);
   });
-  const ExportContext context{fs, checkpoint, to, options, stream, report};
+  const ExportContext context{fs, checkpoint, to, options, reader, report};
   switch (options.format) {
     case TargetFormat::kHuggingFace: SW_TRY(export_hugging_face(context)); break;
     case TargetFormat::kTorch: SW_TRY(export_torch(context)); break;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "formats/piecewise_reader.hpp"
 #include "formats/selection.hpp"
-#include "formats/tensor_stream.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/checkpoint.hpp"
 
@@ -53,20 +53,20 @@ using ExportProgress = std::function<void(std::uint64_t done, std::uint64_t tota
 // The selected tensors under their new names, sorted by these. Of tensors that belong to single ranks, those of rank 0.
 struct ExportItem {
   std::string name;
-  StreamItem source;
+  ReadItem source;
 };
 [[nodiscard]] Result<std::vector<ExportItem>> export_items(const Checkpoint& checkpoint, const ExportOptions& options,
                                                            Exported& report);
 // A tensor by its name in the tree. Tied tensors have the same `source.tensor`.
-[[nodiscard]] Result<StreamItem> export_item(const Checkpoint& checkpoint, const std::string& name,
-                                             const ExportOptions& options);
+[[nodiscard]] Result<ReadItem> export_item(const Checkpoint& checkpoint, const std::string& name,
+                                           const ExportOptions& options);
 
 struct ExportContext {
   FileSystem& fs;
   Checkpoint& checkpoint;
   const std::string& to;
   const ExportOptions& options;
-  TensorStream& stream;
+  PiecewiseReader& reader;
   Exported& report;
 };
 [[nodiscard]] Status export_hugging_face(const ExportContext& context);

@@ -72,9 +72,9 @@ Result<std::string> shard_header(const HfShard& shard) {
   return header + json;
 }
 
-Status write_shard(const HfShard& shard, ExportStage& stage, TensorStream& stream) {
+Status write_shard(const HfShard& shard, ExportStage& stage, PiecewiseReader& reader) {
   SW_ASSIGN(const std::string header, shard_header(shard));
-  std::vector<StreamItem> items;
+  std::vector<ReadItem> items;
   std::vector<std::uint64_t> begins;
   std::uint64_t offset = header.size();
   for (const ExportItem& item : shard.items) {
@@ -84,7 +84,7 @@ Status write_shard(const HfShard& shard, ExportStage& stage, TensorStream& strea
   }
   SW_ASSIGN(DurableFile file, stage.create(shard.file, offset));
   SW_TRY(file.file().write_at(std::as_bytes(std::span(header)), 0));
-  SW_TRY(stream.run(items, [&](std::size_t item, std::uint64_t at, std::span<const std::byte> bytes) {
+  SW_TRY(reader.run(items, [&](std::size_t item, std::uint64_t at, std::span<const std::byte> bytes) {
     return file.file().write_at(bytes, begins[item] + at);
   }));
   return file.finish();
@@ -126,7 +126,7 @@ Status export_hugging_face(const ExportContext& context) {
   }
   std::vector<std::string> names;
   for (const HfShard& shard : shards) {
-    SW_TRY(write_shard(shard, *stage, context.stream));
+    SW_TRY(write_shard(shard, *stage, context.reader));
     names.push_back(shard.file);
     context.report.files.push_back({shard.file, shard.size_bytes});
     context.report.size_bytes += shard.size_bytes;

@@ -25,11 +25,11 @@ Status export_torch(const ExportContext& context) {
   SW_ASSIGN(const auto old, stage->existing([&](std::string_view one) { return one == name; }));
   if (!old.empty() && !context.options.force)
     return fail(ErrorKind::kAlreadyExists, "the file exists already; --force replaces it", context.to);
-  SW_TRY(write_archives({&archive, 1}, name, *stage, context.stream));
+  SW_TRY(write_archives({&archive, 1}, name, *stage, context.reader));
   SW_TRY(stage->publish({name}));
   context.report.files.push_back({name, archive.layout.size_bytes()});
   context.report.tensors = archive.tensors;
-  for (const StreamItem& storage : archive.storages) context.report.size_bytes += storage.size_bytes();
+  for (const ReadItem& storage : archive.storages) context.report.size_bytes += storage.size_bytes();
   if (std::string note = beyond_note(beyond); !note.empty()) context.report.notes.push_back(std::move(note));
   return {};
 }

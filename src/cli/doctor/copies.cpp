@@ -8,7 +8,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "cli/doctor/play.hpp"
+#include "cli/doctor/fake_training.hpp"
 #include "cli/doctor/storage.hpp"
 #include "cli/doctor/thresholds.hpp"
 

@@ -13,8 +13,8 @@
 #include <fmt/format.h>
 
 #include "base/units.hpp"
+#include "cli/doctor/aligned_buffer.hpp"
 #include "cli/doctor/copies.hpp"
-#include "cli/doctor/memory.hpp"
 #include "cli/doctor/order.hpp"
 #include "cli/doctor/thresholds.hpp"
 #include "cli/text.hpp"
@@ -57,7 +57,7 @@ Check register_check(const Settings& settings, cuda::CudaScratch& scratch, std::
   Check check = device_line(scratch.name() + " register");
   check.threshold = fmt::format("{:.1f} GB/s, slowest {:.0f} ms", kRegisterGbs, kRegisterSlowestMs);
   const std::uint64_t size_bytes = pool_bytes_for(settings, usable_bytes);
-  const Memory memory(size_bytes);
+  const AlignedBuffer memory(size_bytes);
   fill_random(memory.bytes(), 5);
   double slowest = 0;
   std::vector<std::byte*> registered;

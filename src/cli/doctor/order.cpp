@@ -9,7 +9,7 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "cli/doctor/play.hpp"
+#include "cli/doctor/fake_training.hpp"
 #include "cli/text.hpp"
 
 namespace slackwater::cli::doctor {
@@ -66,18 +66,18 @@ std::string reason(const Error& error) {
 using Trouble = std::optional<std::string>;
 
 // One round: the content of the state is known before save(), and an update is queued right behind the fence.
-Result<Trouble> play_round(Play& play, Engine& engine, std::uint64_t step, std::mt19937_64& random,
-                           const Settings& settings) {
-  const std::vector<Slice> slices = random_slices(random, play.expected().size());
-  const std::vector<std::byte> expected(play.expected().begin(), play.expected().end());
-  SW_TRY(play.upload_next(step));
-  SW_ASSIGN(auto snapshot, engine.save(step, play.state(slices)));
-  const Status fenced = random() % 4 == 0 ? snapshot->fence() : snapshot->fence(play.streams());
-  SW_TRY(play.update());
+Result<Trouble> training_round(FakeTraining& training, Engine& engine, std::uint64_t step, std::mt19937_64& random,
+                               const Settings& settings) {
+  const std::vector<Slice> slices = random_slices(random, training.expected().size());
+  const std::vector<std::byte> expected(training.expected().begin(), training.expected().end());
+  SW_TRY(training.upload_next(step));
+  SW_ASSIGN(auto snapshot, engine.save(step, training.state(slices)));
+  const Status fenced = random() % 4 == 0 ? snapshot->fence() : snapshot->fence(training.streams());
+  SW_TRY(training.update());
   if (!fenced) return Trouble(reason(fenced.error()));
   if (const Status committed = snapshot->wait(Level::kCommitted, settings.time_limit()); !committed)
     return Trouble(reason(committed.error()));
-  return play.differs(engine, step, slices, expected);
+  return training.differs(engine, step, slices, expected);
 }
 
 }  // namespace
@@ -89,23 +89,23 @@ Check rounds_check(const Settings& settings, Scratch& scratch) {
   Options options = settings.engine_options("order");
   options.slab_bytes = kMiB;
   options.pool_bytes = 4 * kMiB;  // smaller than most states: some fences wait for the disk
-  auto play = Play::begin(scratch, settings, kArenaBytes);
-  if (!play) return failed(std::move(check), play.error().to_string());
+  auto training = FakeTraining::begin(scratch, settings, kArenaBytes);
+  if (!training) return failed(std::move(check), training.error().to_string());
   auto engine = EngineRun::open(settings, std::move(options));
   if (!engine) return failed(std::move(check), engine.error().to_string());
 
   std::mt19937_64 random(15);  // the same states in every run
   const Stopwatch watch;
-  int played = 0;
-  while (played < rounds && (played < kQuickRounds || watch.seconds() < kRoundsSeconds)) {
-    const auto trouble = play_round(*play, **engine, static_cast<std::uint64_t>(played), random, settings);
+  int done = 0;
+  while (done < rounds && (done < kQuickRounds || watch.seconds() < kRoundsSeconds)) {
+    const auto trouble = training_round(*training, **engine, static_cast<std::uint64_t>(done), random, settings);
     if (!trouble || *trouble)
       return failed(std::move(check),
-                    fmt::format("round {}: {}", played + 1, trouble ? **trouble : reason(trouble.error())));
-    ++played;
+                    fmt::format("round {}: {}", done + 1, trouble ? **trouble : reason(trouble.error())));
+    ++done;
   }
-  check.figure = fmt::format("{} random rounds equal{}", played,
-                             played < rounds ? fmt::format(", no more of {} in {:.0f} s", rounds, kRoundsSeconds) : "");
+  check.figure = fmt::format("{} random rounds equal{}", done,
+                             done < rounds ? fmt::format(", no more of {} in {:.0f} s", rounds, kRoundsSeconds) : "");
   if (const Status closed = (*engine).close(); !closed) return failed(std::move(check), closed.error().to_string());
   return check;
 }
@@ -113,8 +113,8 @@ Check rounds_check(const Settings& settings, Scratch& scratch) {
 Check missing_fence_check(const Settings& settings, Scratch& scratch) {
   Check check = copies_line(scratch, "missing fence");
   check.threshold = "caught";
-  auto play = Play::begin(scratch, settings, kUnfencedBytes);
-  if (!play) return failed(std::move(check), play.error().to_string());
+  auto training = FakeTraining::begin(scratch, settings, kUnfencedBytes);
+  if (!training) return failed(std::move(check), training.error().to_string());
   const std::vector<Slice> whole{{.offset = 0, .width = kUnfencedBytes}};
   // The pool is small, so the disk sets the pace: the update comes after the first samples and long before the last
   // copy. If it was too early or too late on a busy machine, the saved bytes tell, and it is tried again.
@@ -125,25 +125,26 @@ Check missing_fence_check(const Settings& settings, Scratch& scratch) {
     options.copies_ahead_bytes = kMiB;
     auto engine = EngineRun::open(settings, std::move(options));
     if (!engine) return failed(std::move(check), engine.error().to_string());
-    const std::vector<std::byte> before(play->expected().begin(), play->expected().end());
-    if (const Status uploaded = play->upload_next(attempt + 1); !uploaded)
+    const std::vector<std::byte> before(training->expected().begin(), training->expected().end());
+    if (const Status uploaded = training->upload_next(attempt + 1); !uploaded)
       return failed(std::move(check), uploaded.error().to_string());
-    const auto saved = (*engine)->save(attempt, play->state(whole));
+    const auto saved = (*engine)->save(attempt, training->state(whole));
     if (!saved) return failed(std::move(check), saved.error().to_string());
     Snapshot snapshot = **saved;
     const Stopwatch watch;
     while (snapshot.progress().staged_bytes == 0 && !snapshot.progress().failed &&
            watch.seconds() * 1e3 < static_cast<double>(settings.time_limit().count()))
       std::this_thread::yield();
-    if (const Status updated = play->update(); !updated) return failed(std::move(check), updated.error().to_string());
+    if (const Status updated = training->update(); !updated)
+      return failed(std::move(check), updated.error().to_string());
     const Status committed = snapshot.wait(Level::kCommitted, settings.time_limit());
     if (!committed && committed.error().kind == ErrorKind::kTorn) {
       check.figure = "an update without a fence was caught, and its checkpoint failed";
       return check;
     }
     if (!committed) return failed(std::move(check), committed.error().to_string());
-    const auto not_before = play->differs(**engine, attempt, whole, before);
-    const auto not_after = play->differs(**engine, attempt, whole, play->expected());
+    const auto not_before = training->differs(**engine, attempt, whole, before);
+    const auto not_after = training->differs(**engine, attempt, whole, training->expected());
     if (!not_before || !not_after)
       return failed(std::move(check), (not_before ? not_after : not_before).error().to_string());
     if (*not_before && *not_after)
@@ -158,8 +159,8 @@ Check missing_fence_check(const Settings& settings, Scratch& scratch) {
 Check batches_check(const Settings& settings, Scratch& scratch) {
   Check check = copies_line(scratch, "batched copies");
   check.threshold = "equal to single copies";
-  auto play = Play::begin(scratch, settings, kArenaBytes);
-  if (!play) return failed(std::move(check), play.error().to_string());
+  auto training = FakeTraining::begin(scratch, settings, kArenaBytes);
+  if (!training) return failed(std::move(check), training.error().to_string());
   std::mt19937_64 random(16);
   std::vector<Slice> slices;
   for (std::uint64_t at = 0; slices.size() < kSmallTensors;) {
@@ -173,10 +174,10 @@ Check batches_check(const Settings& settings, Scratch& scratch) {
     options.batched_copies = batched;
     const auto run = [&]() -> Result<Trouble> {
       SW_ASSIGN(EngineRun engine, EngineRun::open(settings, std::move(options)));
-      SW_ASSIGN(auto snapshot, engine->save(1, play->state(slices)));
-      SW_TRY(snapshot->fence(play->streams()));
+      SW_ASSIGN(auto snapshot, engine->save(1, training->state(slices)));
+      SW_TRY(snapshot->fence(training->streams()));
       SW_TRY(snapshot->wait(Level::kCommitted, settings.time_limit()));
-      SW_ASSIGN(Trouble trouble, play->differs(*engine, 1, slices, play->expected()));
+      SW_ASSIGN(Trouble trouble, training->differs(*engine, 1, slices, training->expected()));
       SW_TRY(engine.close());
       return trouble;
     };
@@ -194,8 +195,8 @@ Check batches_check(const Settings& settings, Scratch& scratch) {
 Check full_device_check(const Settings& settings, cuda::CudaScratch& scratch) {
   Check check = copies_line(scratch, "full GPU");
   check.threshold = "saves and restores";
-  auto play = Play::begin(scratch, settings, kArenaBytes);
-  if (!play) return failed(std::move(check), play.error().to_string());
+  auto training = FakeTraining::begin(scratch, settings, kArenaBytes);
+  if (!training) return failed(std::move(check), training.error().to_string());
   std::mt19937_64 random(17);
   const auto run = [&]() -> Result<Trouble> {
     SW_ASSIGN(const std::uint64_t left, scratch.take_all_but(kLeftBytes));
@@ -203,7 +204,7 @@ Check full_device_check(const Settings& settings, cuda::CudaScratch& scratch) {
     options.slab_bytes = kMiB;
     options.pool_bytes = 16 * kMiB;
     SW_ASSIGN(EngineRun engine, EngineRun::open(settings, std::move(options)));
-    SW_ASSIGN(Trouble trouble, play_round(*play, *engine, 1, random, settings));
+    SW_ASSIGN(Trouble trouble, training_round(*training, *engine, 1, random, settings));
     SW_TRY(engine.close());
     check.figure = fmt::format("save, restore and compare worked with {} free", format_bytes(left));
     return trouble;

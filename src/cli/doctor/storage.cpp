@@ -11,8 +11,8 @@
 
 #include "base/result.hpp"
 #include "base/units.hpp"
-#include "cli/doctor/memory.hpp"
-#include "cli/doctor/play.hpp"
+#include "cli/doctor/aligned_buffer.hpp"
+#include "cli/doctor/fake_training.hpp"
 #include "cli/doctor/raw_io.hpp"
 #include "cli/doctor/thresholds.hpp"
 #include "cli/text.hpp"
@@ -32,7 +32,7 @@ constexpr std::array kMemoryTypes{"tmpfs", "ramfs"};
 
 Result<bool> try_direct(FileSystem& fs, const std::string& path) {
   SW_ASSIGN(const std::unique_ptr<File> file, fs.open(path, OpenMode::kCreateExclusive, true));
-  Memory page(kDirectAlignment);
+  AlignedBuffer page(kDirectAlignment);
   const bool direct = file->direct();
   SW_TRY(file->write_at(page.bytes(), 0));
   return direct && file->direct();
@@ -40,7 +40,7 @@ Result<bool> try_direct(FileSystem& fs, const std::string& path) {
 
 Result<std::vector<double>> time_syncs(FileSystem& fs, const std::string& path, int count) {
   SW_ASSIGN(const std::unique_ptr<File> file, fs.open(path, OpenMode::kCreateExclusive, false));
-  Memory page(kDirectAlignment);
+  AlignedBuffer page(kDirectAlignment);
   std::vector<double> milliseconds;
   for (int i = 0; i < count; ++i) {
     SW_TRY(file->write_at(page.bytes(), static_cast<std::uint64_t>(i) * kDirectAlignment));
@@ -61,8 +61,8 @@ struct DiskRates {
 Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_bytes) {
   DiskRates rates{.size_bytes = size_bytes};
   const double gigabytes = static_cast<double>(size_bytes) / 1e9;
-  Memory state(size_bytes);
-  Memory restored(size_bytes);
+  AlignedBuffer state(size_bytes);
+  AlignedBuffer restored(size_bytes);
   fill_random(state.bytes(), 1);
   fill_random(restored.bytes(), 2);  // touched
 
@@ -78,7 +78,7 @@ Result<DiskRates> measure_disk(const Settings& settings, std::uint64_t size_byte
   SW_TRY(engine->prepare(view()));
   SW_TRY(engine->wait_prepared(settings.time_limit()));
   const std::string raw_file = settings.scratch + "/raw";
-  const Memory raw_buffer(kRawBufferBytes, true);
+  const AlignedBuffer raw_buffer(kRawBufferBytes, true);
   fill_random(raw_buffer.bytes(), 3);
 
   const auto save_ours = [&](std::uint64_t step) -> Status {

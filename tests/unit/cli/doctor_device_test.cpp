@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 
 #include "cli/doctor/copies.hpp"
+#include "cli/doctor/fake_training.hpp"
 #include "cli/doctor/order.hpp"
-#include "cli/doctor/play.hpp"
 #include "sim/sim_cuda.h"
 #include "support/temp_dir.hpp"
 #include "unit/device/cuda_trainer.hpp"
@@ -66,24 +66,25 @@ TEST_F(DoctorOnDevice, TakesAllButALittleMemory) {
 }
 
 TEST_F(DoctorOnDevice, ComparesEveryByte) {
-  auto play = Play::begin(*scratch_, settings_, 1u << 20);
-  ASSERT_TRUE(play.has_value());
+  auto training = FakeTraining::begin(*scratch_, settings_, 1u << 20);
+  ASSERT_TRUE(training.has_value());
   const std::vector<Slice> slices{{.offset = 0, .width = 5000},
                                   {.offset = 8192, .width = 100, .rows = 3, .pitch = 256}};
   auto engine = EngineRun::open(settings_, settings_.engine_options("bytes"));
   ASSERT_TRUE(engine.has_value());
-  auto snapshot = (*engine)->save(1, play->state(slices));
+  auto snapshot = (*engine)->save(1, training->state(slices));
   ASSERT_TRUE(snapshot.has_value() && snapshot->has_value());
   ASSERT_TRUE((*snapshot)->wait(Level::kCommitted).has_value());
 
-  std::vector<std::byte> expected(play->expected().begin(), play->expected().end());
-  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), std::nullopt);
+  std::vector<std::byte> expected(training->expected().begin(), training->expected().end());
+  EXPECT_EQ(training->differs(**engine, 1, slices, expected).value(), std::nullopt);
   expected[8192 + 100] ^= std::byte{1};  // between two rows
-  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), std::nullopt);
+  EXPECT_EQ(training->differs(**engine, 1, slices, expected).value(), std::nullopt);
   expected[8192 + 2 * 256 + 99] ^= std::byte{1};  // the last byte of the last row
-  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), "tensor.1 of 300 bytes differs from byte 611 on");
+  EXPECT_EQ(training->differs(**engine, 1, slices, expected).value(), "tensor.1 of 300 bytes differs from byte 611 on");
   expected[4999] ^= std::byte{1};
-  EXPECT_EQ(play->differs(**engine, 1, slices, expected).value(), "tensor.0 of 5000 bytes differs from byte 4999 on");
+  EXPECT_EQ(training->differs(**engine, 1, slices, expected).value(),
+            "tensor.0 of 5000 bytes differs from byte 4999 on");
 }
 
 TEST_F(DoctorOnDevice, FindsWaitsThatAreIgnored) {

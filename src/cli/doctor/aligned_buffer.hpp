@@ -1,4 +1,4 @@
-// Memory: page-aligned host memory of our own. fill_random: bytes that look like nothing else.
+// AlignedBuffer: page-aligned host memory of our own. fill_random: bytes that look like nothing else.
 // Thread rule: none of its own. Move-only.
 #pragma once
 
@@ -14,18 +14,19 @@
 
 namespace slackwater::cli::doctor {
 
-class Memory {
+class AlignedBuffer {
  public:
   // Huge pages, where the kernel grants them, make raw I/O as fast as the disk is. Tensors rarely have them.
-  explicit Memory(std::size_t size_bytes, bool huge_pages = false) : size_bytes_(size_bytes) {
+  explicit AlignedBuffer(std::size_t size_bytes, bool huge_pages = false) : size_bytes_(size_bytes) {
     void* memory = nullptr;
     if (::posix_memalign(&memory, kHugePageBytes, size_bytes) != 0) throw std::bad_alloc();
     if (huge_pages) (void)::madvise(memory, size_bytes, MADV_HUGEPAGE);
     data_ = static_cast<std::byte*>(memory);
   }
-  Memory(Memory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
-  Memory& operator=(Memory&&) = delete;
-  ~Memory() { std::free(data_); }
+  AlignedBuffer(AlignedBuffer&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}
+  AlignedBuffer& operator=(AlignedBuffer&&) = delete;
+  ~AlignedBuffer() { std::free(data_); }
 
   [[nodiscard]] std::span<std::byte> bytes() const { return {data_, size_bytes_}; }
 

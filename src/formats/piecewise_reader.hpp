@@ -1,5 +1,5 @@
-// TensorStream: reads tensors of a checkpoint in pieces, verified, and hands them on in order, converted if wanted. A
-// tensor of any size passes through the same two buffers.
+// PiecewiseReader: reads tensors of a checkpoint in pieces, verified, and hands them on in order, converted if wanted.
+// A tensor of any size passes through the same two buffers.
 // Thread rule: one thread. Lifetime: the checkpoint outlives it.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace slackwater::formats {
 
-struct StreamItem {
+struct ReadItem {
   std::string tensor;  // its name in the checkpoint
   DType from = DType::kU8;
   DType to = DType::kU8;  // the same, or both are convertible (float_convert.hpp)
@@ -25,14 +25,14 @@ struct StreamItem {
   [[nodiscard]] std::uint64_t size_bytes() const;  // after conversion
 };
 
-class TensorStream {
+class PiecewiseReader {
  public:
   // Bytes of an item, from `offset` on. The pieces of an item come in order, and so do the items.
   using Sink = std::function<Status(std::size_t item, std::uint64_t offset, std::span<const std::byte> bytes)>;
 
-  explicit TensorStream(Checkpoint& checkpoint, std::function<void(std::uint64_t bytes)> on_read = {});
+  explicit PiecewiseReader(Checkpoint& checkpoint, std::function<void(std::uint64_t bytes)> on_read = {});
 
-  [[nodiscard]] Status run(std::span<const StreamItem> items, const Sink& sink);
+  [[nodiscard]] Status run(std::span<const ReadItem> items, const Sink& sink);
 
  private:
   struct Piece {
@@ -42,8 +42,8 @@ class TensorStream {
     std::uint64_t first = 0;  // element of the tensor that it begins with
     std::uint64_t count = 0;  // of elements
   };
-  void split(std::span<const StreamItem> items, std::size_t item, std::vector<Piece>& pieces) const;
-  [[nodiscard]] Status pass_on(std::span<const StreamItem> items, std::span<const Piece> pieces, const Sink& sink);
+  void split(std::span<const ReadItem> items, std::size_t item, std::vector<Piece>& pieces) const;
+  [[nodiscard]] Status pass_on(std::span<const ReadItem> items, std::span<const Piece> pieces, const Sink& sink);
 
   Checkpoint& checkpoint_;
   const std::function<void(std::uint64_t)> on_read_;

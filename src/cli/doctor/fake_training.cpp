@@ -1,4 +1,4 @@
-#include "cli/doctor/play.hpp"
+#include "cli/doctor/fake_training.hpp"
 
 #include <filesystem>
 #include <optional>
@@ -47,36 +47,36 @@ EngineRun::~EngineRun() {
   std::filesystem::remove_all(path_, ignored);
 }
 
-Play::Play(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes)
+FakeTraining::FakeTraining(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes)
     : scratch_(&scratch), settings_(&settings), arena_bytes_(arena_bytes), expected_(arena_bytes) {}
 
-Result<Play> Play::begin(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes) {
-  Play play(scratch, settings, arena_bytes);
-  for (std::byte** arena : {&play.state_, &play.next_, &play.restored_}) {
+Result<FakeTraining> FakeTraining::begin(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes) {
+  FakeTraining training(scratch, settings, arena_bytes);
+  for (std::byte** arena : {&training.state_, &training.next_, &training.restored_}) {
     SW_ASSIGN(*arena, scratch.allocate(arena_bytes));
   }
-  for (std::byte** buffer : {&play.to_device_, &play.from_device_}) {
+  for (std::byte** buffer : {&training.to_device_, &training.from_device_}) {
     SW_ASSIGN(*buffer, scratch.allocate_pinned(arena_bytes));
   }
-  SW_TRY(play.upload_next(0));
-  SW_TRY(play.update());
-  SW_TRY(play.wait());
-  return play;
+  SW_TRY(training.upload_next(0));
+  SW_TRY(training.update());
+  SW_TRY(training.wait());
+  return training;
 }
 
-Status Play::upload_next(std::uint64_t seed) {
+Status FakeTraining::upload_next(std::uint64_t seed) {
   SW_TRY(wait());  // an earlier upload may still read the buffer
   fill_random({to_device_, arena_bytes_}, seed + 1);
   return scratch_->upload(next_, to_device_, arena_bytes_);
 }
 
-Status Play::update() {
+Status FakeTraining::update() {
   SW_TRY(scratch_->update(state_, next_, arena_bytes_));
   std::memcpy(expected_.bytes().data(), to_device_, arena_bytes_);
   return {};
 }
 
-State Play::state(std::span<const Slice> slices) const {
+State FakeTraining::state(std::span<const Slice> slices) const {
   State state;
   for (const Slice& slice : slices) {
     state.tensors.push_back(place_of<Tensor>(slice, state.tensors.size(), state_, scratch_->device()));
@@ -86,8 +86,9 @@ State Play::state(std::span<const Slice> slices) const {
   return state;
 }
 
-Result<std::optional<std::string>> Play::differs(Engine& engine, std::uint64_t step, std::span<const Slice> slices,
-                                                 std::span<const std::byte> expected) {
+Result<std::optional<std::string>> FakeTraining::differs(Engine& engine, std::uint64_t step,
+                                                         std::span<const Slice> slices,
+                                                         std::span<const std::byte> expected) {
   SW_ASSIGN(const auto restored, engine.restore({.step = step, .after = scratch_->streams()}, [&](const Checkpoint&) {
     std::vector<Target> targets;
     for (const Slice& slice : slices)

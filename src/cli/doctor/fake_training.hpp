@@ -1,6 +1,6 @@
-// Play: a small training run on one device, whose state lies in an arena. Doctor's checks save it, update it and
-// compare what comes back. There are three arenas of equal size: the state, what the next update writes, and what was
-// restored.
+// FakeTraining: a small training run on one device, whose state lies in an arena. Doctor's checks save it, update it
+// and compare what comes back. There are three arenas of equal size: the state, what the next update writes, and what
+// was restored.
 // Owner: one check. Thread rule: one thread. Lifetime: the Scratch outlives it.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "cli/doctor/memory.hpp"
+#include "cli/doctor/aligned_buffer.hpp"
 #include "cli/doctor/settings.hpp"
 #include "device/scratch.hpp"
 #include "slackwater/engine.hpp"
@@ -53,9 +53,10 @@ struct Slice {
   bool at_once = false;
 };
 
-class Play {
+class FakeTraining {
  public:
-  [[nodiscard]] static Result<Play> begin(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes);
+  [[nodiscard]] static Result<FakeTraining> begin(Scratch& scratch, const Settings& settings,
+                                                  std::uint64_t arena_bytes);
 
   // Brings the next content, made from `seed`, to the device. Queued.
   [[nodiscard]] Status upload_next(std::uint64_t seed);
@@ -73,7 +74,7 @@ class Play {
   [[nodiscard]] std::vector<StreamRef> streams() const { return scratch_->streams(); }
 
  private:
-  Play(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes);
+  FakeTraining(Scratch& scratch, const Settings& settings, std::uint64_t arena_bytes);
 
   Scratch* scratch_;
   const Settings* settings_;
@@ -83,7 +84,7 @@ class Play {
   std::byte* restored_ = nullptr;
   std::byte* to_device_ = nullptr;    // pinned
   std::byte* from_device_ = nullptr;  // pinned
-  Memory expected_;
+  AlignedBuffer expected_;
 };
 
 }  // namespace slackwater::cli::doctor

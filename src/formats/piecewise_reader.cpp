@@ -1,4 +1,4 @@
-#include "formats/tensor_stream.hpp"
+#include "formats/piecewise_reader.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace slackwater::formats {
 namespace {
 
-constexpr std::uint64_t kWindowBytes = 32u << 20;  // read at once
+constexpr std::uint64_t kReadBufferBytes = 32u << 20;  // read at once
 constexpr std::uint64_t kTargetAlignment = 64;
 
 std::uint64_t elements_in(std::span<const std::int64_t> shape) {
@@ -22,17 +22,17 @@ std::uint64_t elements_in(std::span<const std::int64_t> shape) {
 
 }  // namespace
 
-std::uint64_t StreamItem::size_bytes() const { return elements_in(shape) * item_bytes(to); }
+std::uint64_t ReadItem::size_bytes() const { return elements_in(shape) * item_bytes(to); }
 
-TensorStream::TensorStream(Checkpoint& checkpoint, std::function<void(std::uint64_t)> on_read)
+PiecewiseReader::PiecewiseReader(Checkpoint& checkpoint, std::function<void(std::uint64_t)> on_read)
     : checkpoint_(checkpoint), on_read_(std::move(on_read)) {}
 
 // Cuts a tensor into boxes that are contiguous in it: rows of the outermost dimension, or of an inner one if a single
 // row of the outer is too large.
-void TensorStream::split(std::span<const StreamItem> items, std::size_t item, std::vector<Piece>& pieces) const {
-  const StreamItem& tensor = items[item];
+void PiecewiseReader::split(std::span<const ReadItem> items, std::size_t item, std::vector<Piece>& pieces) const {
+  const ReadItem& tensor = items[item];
   const std::vector<std::int64_t>& shape = tensor.shape;
-  const std::uint64_t most = kWindowBytes / item_bytes(tensor.from);  // elements of a piece
+  const std::uint64_t most = kReadBufferBytes / item_bytes(tensor.from);  // elements of a piece
   const std::uint64_t all = elements_in(shape);
   if (all == 0) return;
   if (all <= most) {
@@ -59,13 +59,13 @@ void TensorStream::split(std::span<const StreamItem> items, std::size_t item, st
   }
 }
 
-Status TensorStream::run(std::span<const StreamItem> items, const Sink& sink) {
+Status PiecewiseReader::run(std::span<const ReadItem> items, const Sink& sink) {
   std::vector<Piece> pieces;
-  std::uint64_t window_bytes = 0;
+  std::uint64_t batch_bytes = 0;
   const auto flush = [&]() -> Status {
     SW_TRY(pass_on(items, pieces, sink));
     pieces.clear();
-    window_bytes = 0;
+    batch_bytes = 0;
     return {};
   };
   std::vector<Piece> cut;
@@ -74,15 +74,15 @@ Status TensorStream::run(std::span<const StreamItem> items, const Sink& sink) {
     split(items, item, cut);
     for (Piece& piece : cut) {
       const std::uint64_t bytes = round_up(piece.count * item_bytes(items[item].from), kTargetAlignment);
-      if (window_bytes + bytes > kWindowBytes && !pieces.empty()) SW_TRY(flush());
-      window_bytes += bytes;
+      if (batch_bytes + bytes > kReadBufferBytes && !pieces.empty()) SW_TRY(flush());
+      batch_bytes += bytes;
       pieces.push_back(std::move(piece));
     }
   }
   return pieces.empty() ? Status() : flush();
 }
 
-Status TensorStream::pass_on(std::span<const StreamItem> items, std::span<const Piece> pieces, const Sink& sink) {
+Status PiecewiseReader::pass_on(std::span<const ReadItem> items, std::span<const Piece> pieces, const Sink& sink) {
   std::vector<std::uint64_t> begins;
   std::uint64_t bytes = 0;
   for (const Piece& piece : pieces) {
@@ -92,14 +92,14 @@ Status TensorStream::pass_on(std::span<const StreamItem> items, std::span<const 
   if (read_.size() < bytes) read_.resize(bytes);
   std::vector<Target> targets;
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const StreamItem& item = items[pieces[i].item];
+    const ReadItem& item = items[pieces[i].item];
     Target target{.name = item.tensor, .dtype = item.from, .shape = pieces[i].shape, .data = read_.data() + begins[i]};
     if (pieces[i].shape != item.shape) target.shard = Shard{.global_shape = item.shape, .offset = pieces[i].offset};
     targets.push_back(std::move(target));
   }
   SW_TRY(checkpoint_.read(targets));
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const StreamItem& item = items[pieces[i].item];
+    const ReadItem& item = items[pieces[i].item];
     std::span<const std::byte> found(read_.data() + begins[i], pieces[i].count * item_bytes(item.from));
     const std::uint64_t source_bytes = found.size();
     if (item.from != item.to) {
