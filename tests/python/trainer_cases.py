@@ -328,7 +328,7 @@ def lightning_case(**options: Any) -> None:
 def spoil(*, fence: bool | None = None, early: bool = False) -> None:
     """``fence``: snapshots are settled at a fence or at the end, and not earlier, with or without the fence before the
     optimizer's step. ``early``: random states are set when the rest is restored, and not once more."""
-    from slackwater.integrations.trainer_parts import LateRandom
+    from slackwater.integrations.trainer_shared import LateRandom
     from slackwater.session import Session
 
     if fence is not None:

@@ -6,7 +6,7 @@ Start with ``torch_adapter()``. It returns ``torch_state``, which knows PyTorch'
 that fill parameters during the next forward pass.
 
 ``transformers``, ``accelerate`` and ``lightning`` are for programs to import, and import the library of that name. The
-files that begin with their names belong to them, and ``trainer_parts`` is what they share.
+files that begin with their names belong to them, and ``trainer_shared`` is what they share.
 """
 
 from __future__ import annotations

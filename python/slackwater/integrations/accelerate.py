@@ -25,7 +25,7 @@ from ..snapshot import Snapshot
 from ..state.names import an
 from . import loaders
 from .accelerate_state import SavedStates
-from .trainer_parts import EpochStart, Held, LateRandom, generators_of
+from .trainer_shared import EpochStart, Held, LateRandom, generators_of
 
 __all__ = ["AccelerateCheckpointer"]
 

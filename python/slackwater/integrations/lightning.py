@@ -25,7 +25,7 @@ from ..rng import Rng
 from . import lightning_metrics
 from .lightning_io import Nothing, RunIO, SlackwaterCheckpointIO, own_keys, to_checkpoint
 from .lightning_loops import LoopHooks
-from .trainer_parts import EpochStart, Held, LateRandom, path_and_options, refuse_later_steps
+from .trainer_shared import EpochStart, Held, LateRandom, path_and_options, refuse_later_steps
 
 __all__ = ["SlackwaterCallback", "SlackwaterCheckpointIO"]
 

@@ -25,7 +25,7 @@ from ..checkpointer import Checkpointer
 from ..errors import MismatchError
 from ..reader import load
 from ..state import names
-from .trainer_parts import asked_step, is_resume_name
+from .trainer_shared import asked_step, is_resume_name
 
 
 class SlackwaterCheckpointIO(CheckpointIO):

@@ -19,7 +19,7 @@ from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from . import loaders
-from .trainer_parts import generators_of
+from .trainer_shared import generators_of
 
 logger = logging.getLogger("slackwater")
 

@@ -14,7 +14,7 @@ from typing import Any
 import transformers
 
 from ..errors import DamagedError, UnsupportedError, UsageError
-from .trainer_parts import path_and_options
+from .trainer_shared import path_and_options
 from .transformers_run import TrainerRun
 
 __all__ = ["SlackwaterMixin", "SlackwaterTrainer"]

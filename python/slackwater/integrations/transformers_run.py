@@ -27,7 +27,7 @@ from ..metadata import Best
 from ..reader import load
 from ..reader import open as open_checkpoint
 from ..rng import Rng
-from .trainer_parts import EpochStart, LateRandom, asked_step, generators_of, is_resume_name, refuse_later_steps
+from .trainer_shared import EpochStart, LateRandom, asked_step, generators_of, is_resume_name, refuse_later_steps
 from .transformers_stubs import Stubs
 
 logger = logging.getLogger("slackwater")

@@ -31,7 +31,7 @@ class SubdirectoriesTest : public StoreTest {
     member_ = open_store(VersionStore::Role::kMember, files);
     ASSERT_TRUE(member_->accept(attempt_.number, member, std::to_string(member)).has_value());
   }
-  Result<RecordReference> promise(VersionStore& store, std::uint64_t step, std::uint32_t rank) {
+  Result<RecordReference> write_record(VersionStore& store, std::uint64_t step, std::uint32_t rank) {
     const auto directory = store.make_version(step);
     if (!directory) return fail(directory.error());
     const std::string name = files().data(rank, 0);
@@ -46,7 +46,7 @@ class SubdirectoriesTest : public StoreTest {
     Manifest manifest{.run = attempt_.run, .step = step, .attempt = attempt_.number, .world = attempt_.world};
     for (std::uint32_t rank = 0; rank < attempt_.world; ++rank) {
       if (rank > 0) join(rank);
-      auto vote = promise(rank == 0 ? *leader_ : *member_, step, rank);
+      auto vote = write_record(rank == 0 ? *leader_ : *member_, step, rank);
       if (!vote) return fail(vote.error());
       manifest.records.push_back(*vote);
     }
@@ -75,8 +75,8 @@ using Names = std::set<std::string>;
 
 TEST_F(SubdirectoriesTest, BeginWithTheThousandAndTwentyFifthRank) {
   start(1025, 1024, std::nullopt);
-  ASSERT_TRUE(promise(*leader_, 5, 0).has_value());
-  const auto vote = promise(*member_, 5, 1024);
+  ASSERT_TRUE(write_record(*leader_, 5, 0).has_value());
+  const auto vote = write_record(*member_, 5, 1024);
   ASSERT_TRUE(vote.has_value()) << vote.error().to_string();
   EXPECT_EQ(vote->file, "g0001/rank-01024.record");
   EXPECT_EQ(below(5), (Names{"g0000", "g0000/rank-00000.record", "g0000/rank-00000.safetensors", "g0001",
@@ -101,13 +101,13 @@ TEST_F(SubdirectoriesTest, ACommitStatesWhereTheFilesAreAndAnOlderReaderNamesThe
 TEST_F(SubdirectoriesTest, ARankVotesOnlyWhenTheNamesOfItsFilesAndOfTheirDirectoryAreSynced) {
   start(4, 2);
   fs_.fail(FsCall::kSyncDirectory, EIO, {.path = version_directory({5, 1})});
-  const auto first = promise(*member_, 5, 2);
+  const auto first = write_record(*member_, 5, 2);
   ASSERT_FALSE(first.has_value());
   EXPECT_EQ(first.error().path, in(5, "g0001"));
 
   join(3);  // whose subdirectory rank 2 has made, and perhaps never synced
   fs_.fail(FsCall::kSyncDirectory, EIO, {.nth = 2, .path = version_directory({5, 1})});
-  const auto second = promise(*member_, 5, 3);
+  const auto second = write_record(*member_, 5, 3);
   ASSERT_FALSE(second.has_value());
   EXPECT_EQ(second.error().path, path_of({5, 1}));
 }
@@ -125,7 +125,7 @@ TEST_F(SubdirectoriesTest, GoWithTheirVersion) {
 
 TEST_F(SubdirectoriesTest, DebrisOfAnEarlierStartGoesWhateverTheWorldIsNow) {
   start(4, 3);
-  ASSERT_TRUE(promise(*member_, 5, 3).has_value());
+  ASSERT_TRUE(write_record(*member_, 5, 3).has_value());
   leader_.reset();
   auto store = open_store();
   const Attempt alone = claim(*store);
@@ -150,7 +150,7 @@ TEST_F(SubdirectoriesTest, AStepThatWasGivenUpLosesOneRanksFilesAtATime) {
   start(4, 1);
   for (const std::uint32_t rank : {1u, 2u, 3u}) {
     join(rank);
-    ASSERT_TRUE(promise(*member_, 5, rank).has_value());
+    ASSERT_TRUE(write_record(*member_, 5, rank).has_value());
   }
   ASSERT_TRUE(member_->discard({5, 1}, 3).has_value());
   EXPECT_EQ(below(5), (Names{"g0000", "g0000/rank-00001.record", "g0000/rank-00001.safetensors", "g0001",

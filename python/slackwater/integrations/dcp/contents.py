@@ -180,12 +180,12 @@ def dump_metadata(metadata: Metadata, values: dict[str, Value], allow_pickle: bo
 
 
 @dataclass
-class Contents:
+class DcpValues:
     metadata: Metadata
     values: dict[str, Value]
 
 
-def load_metadata(text: bytes, path: str, allow_pickle: bool) -> Contents:
+def load_metadata(text: bytes, path: str, allow_pickle: bool) -> DcpValues:
     try:
         raw = json.loads(text)
         if raw["format"] != FORMAT:
@@ -205,7 +205,7 @@ def load_metadata(text: bytes, path: str, allow_pickle: bool) -> Contents:
         raise DamagedError(
             f"the DCP metadata of '{path}' is not what Slackwater writes: {error!r}", path=path
         ) from error
-    return Contents(Metadata(described, planner_data, storage_data={}, storage_meta=StorageMeta()), values)
+    return DcpValues(Metadata(described, planner_data, storage_data={}, storage_meta=StorageMeta()), values)
 
 
 def _tensor_metadata(item: dict[str, Any]) -> TensorStorageMetadata:

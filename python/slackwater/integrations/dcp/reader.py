@@ -44,7 +44,7 @@ class SlackwaterReader(StorageReader):
         self._root = ""  # what is open
         self._checkpoint: _core.Checkpoint | None = None
         self._infos: dict[str, _core.TensorInfo] = {}  # tensors of the checkpoint
-        self._contents: contents.Contents | None = None
+        self._contents: contents.DcpValues | None = None
 
     # The interface of StorageReader
 
@@ -106,7 +106,7 @@ class SlackwaterReader(StorageReader):
 
     # What is on disk
 
-    def _open(self, root: str) -> contents.Contents:
+    def _open(self, root: str) -> contents.DcpValues:
         if self._checkpoint is not None and self._root == root and self._contents is not None:
             return self._contents
         try:
