@@ -1,7 +1,7 @@
 // RawIo: what the disk itself can do, as the yardstick. io_uring, O_DIRECT, registered buffers, the steps of the
 // durability order for one file (O_EXCL, fallocate mode 0, writes, ftruncate, fdatasync), and nothing else: no copy, no
 // checksum, no record, no commit. Written apart from the engine on purpose: a mistake in the engine's queue must not
-// lower the bar it is held to.
+// lower the bar it is held to. `slackwater doctor` has a yardstick that works without io_uring: cli/doctor/raw_io.hpp.
 // Thread rule: one thread. Lifetime: the image outlives it.
 #pragma once
 

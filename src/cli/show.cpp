@@ -1,5 +1,3 @@
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -12,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "base/name_pattern.hpp"
 #include "base/units.hpp"
 #include "cli/json_layout.hpp"
 #include "cli/json_output.hpp"
@@ -29,7 +28,8 @@ constexpr std::size_t kTreeLines = 24;  // of the tree, without --tree
 constexpr std::size_t kKeyLines = 16;   // of the totals; a flat state may have a key per tensor
 
 constexpr const char* kShowFooter =
-    R"(PATTERN is a glob on whole tensor names: * any text, ? one character, [abc] one of these. Quote it for the shell.
+    R"(PATTERN is a name ('model': it and everything below it) or a glob on whole names: * any text, ? one character,
+[abc] one of these, [!abc] one of the others. Quote it for the shell.
 The totals are per key at the top of the state, which is the first part of a tensor's name.
 The tree holds the plain values of the state and says where each tensor belongs, as typed JSON.
 
@@ -72,9 +72,8 @@ std::string_view top_level_key(std::string_view name, std::uint32_t world) {
   return name.substr(0, name.find('.'));
 }
 
-// Without escapes, as in Python's fnmatch: one syntax for both.
 bool matches(const std::string& pattern, const std::string& name) {
-  return pattern.empty() || fnmatch(pattern.c_str(), name.c_str(), FNM_NOESCAPE) == 0;
+  return pattern.empty() || matches_name(pattern, name);
 }
 
 // "4 boxes on ranks 0 to 3".
@@ -235,7 +234,7 @@ int run_show(const ShowArguments& arguments) {
                                });
   if (nothing_matched) {
     print_problem("note", fmt::format("no tensor matches '{}'", arguments.pattern));
-    print_problem("hint", "a pattern must match the whole name: '*attention*', not 'attention'");
+    print_problem("hint", "a pattern must match the whole name or its first parts: '*attention*', not 'attention'");
   }
   return kFine;
 }
@@ -248,7 +247,7 @@ Verb add_show(CLI::App& parser) {
   verb->add_option("DIR[@STEP]", arguments->location,
                    "Directory or s3://bucket/prefix, and which step (default: the newest)")
       ->required();
-  CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors whose names match this glob");
+  CLI::Option* pattern = verb->add_option("PATTERN", arguments->pattern, "Only tensors with such names");
   verb->add_option("--tier", arguments->tiers, "Where to look if the step is not there; may be given several times");
   verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");

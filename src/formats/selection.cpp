@@ -1,18 +1,13 @@
 #include "formats/selection.hpp"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 
 #include <fmt/format.h>
 
+#include "base/name_pattern.hpp"
+
 namespace slackwater::formats {
 namespace {
-
-bool pattern_matches(const std::string& pattern, const std::string& name) {
-  const auto fits = [&](const std::string& one) { return fnmatch(one.c_str(), name.c_str(), FNM_NOESCAPE) == 0; };
-  return fits(pattern) || fits(pattern + ".*");
-}
 
 // What each star of the pattern stands for, with the first stars as short as possible. nullopt: no match. Names and
 // patterns come from the command line and a checkpoint; both are short, so trying all places is quick enough.
@@ -40,7 +35,7 @@ constexpr std::ptrdiff_t kMostStars = 3;  // more could take for ever to match
 }  // namespace
 
 bool Selection::operator()(const std::string& name) const {
-  const auto matches = [&](const std::string& pattern) { return pattern_matches(pattern, name); };
+  const auto matches = [&](const std::string& pattern) { return matches_name(pattern, name); };
   return (only_.empty() || std::ranges::any_of(only_, matches)) && std::ranges::none_of(exclude_, matches);
 }
 

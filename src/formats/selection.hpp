@@ -12,8 +12,7 @@
 
 namespace slackwater::formats {
 
-// Name patterns as Checkpointer.restore(only=..., exclude=...) takes them: "model.*", or "model" for it and everything
-// below.
+// Names that match one of `only` (base/name_pattern.hpp), or all names, without those that match one of `exclude`.
 class Selection {
  public:
   Selection() = default;

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -151,3 +155,29 @@ def test_every_wrapper_in_front_is_stripped() -> None:
     assert names.strip_wrappers(["module.a", "b"]) == ["module.a", "b"], "only where all have it"
     assert names.strip_wrappers(["a._orig_mod.b", "a.b"]) == ["a._orig_mod.b", "a.b"], "two would be the same"
     assert names.strip_wrappers(["module", "module.a"]) == ["module", "module.a"]
+
+
+PATTERNS = [
+    "model", "model.*", "model*", "*", "*.weight", "m?del", "m??del", "model.[0-3]", "model.[!0-3]", "model.[]a]*",
+    "[[]x]", "[x", "[^x]*", "[b-a]*", "[!b-a]*", "*[a-]", "[[:alpha:]]*", "\\*", "*o*e*", "?", "[*]", "model.[27].*",
+]  # fmt: skip
+
+
+def test_the_command_reads_patterns_as_python_does(tmp_path: Path) -> None:
+    keys = ["model", "m\u00f6del", "[x]", "[x", "^x", "a-", "*", "b", "model2"]
+    state = {key: np.zeros(1) for key in keys[1:]}
+    state["model"] = {"weight": np.zeros(1), "2": {"weight": np.zeros(1)}, "7": np.zeros(1), "]": np.zeros(1)}
+    with sw.Checkpointer(tmp_path / "run", pool="4MiB", slab="1MiB") as ckpt:
+        ckpt.save(1, state)
+    command = Path(sys.executable).with_name("slackwater")
+
+    def shown(pattern: str) -> list[str]:
+        words = [command, "show", "--json", tmp_path / "run", pattern]
+        document = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        return sorted(tensor["name"] for tensor in json.loads(document)["tensors"])
+
+    everything = shown("*")
+    assert len(everything) == len(names_of(state))
+    for pattern in PATTERNS:
+        wanted = names.Globs("only", pattern)
+        assert shown(pattern) == sorted(name for name in everything if wanted(name)), pattern

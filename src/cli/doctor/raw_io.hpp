@@ -1,6 +1,7 @@
 // What the disk itself can do, as the yardstick for our writer and reader: O_DIRECT pread and pwrite of as many bytes
 // from several threads, and the steps of the durability order for one file. No copy, no checksum, no commit. It shares
-// nothing with the engine's queues on purpose, and it works where io_uring is forbidden.
+// nothing with the engine's queues on purpose, and it works where io_uring is forbidden. The benchmarks need a stricter
+// yardstick, with io_uring and registered buffers: bench/reference_io.hpp.
 // Thread rule: any thread; starts threads of its own and joins them.
 #pragma once
 

@@ -161,10 +161,11 @@ TEST_F(CliTest, ShowsOnlyTensorsThatMatchAPattern) {
   EXPECT_THAT(some.out, Not(HasSubstr("optim.step")));
   EXPECT_THAT(some.out, HasSubstr("2 tensors"));
   EXPECT_THAT(some.out, HasSubstr("of 4 tensors"));
+  EXPECT_EQ(run({"show", root_, "model"}).out, run({"show", root_, "model.*"}).out) << "a name: it and all below it";
   const Outcome none = run({"show", root_, "nothing"});
   EXPECT_EQ(none.code, 0);
   EXPECT_THAT(none.err, HasSubstr("no tensor matches 'nothing'"));
-  EXPECT_THAT(none.err, HasSubstr("hint: a pattern must match the whole name"));
+  EXPECT_THAT(none.err, HasSubstr("hint: a pattern must match the whole name or its first parts"));
 }
 
 TEST_F(CliTest, PrintsTheWholeTreeAsJsonAndNothingElse) {
