@@ -209,7 +209,10 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
 Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text) {
   if (!text.empty()) SW_TRY(versions.place_attempt(text));
   SW_ASSIGN(Attempt attempt, versions.accept(number, options_.rank, protocol_->id()));
-  if (options_.node_local && versions.lead_node()) cleaner_.begin_deleting();
+  if (options_.node_local && versions.lead_node()) {
+    cleaner_.begin_deleting();
+    shared_.leads_node = true;
+  }
   return attempt;
 }
 
