@@ -139,6 +139,7 @@ Status TierLeader::begin_next() {
       clean_due_ = true;
       continue;
     }
+    watch_free_space(here.live_versions().size(), files->manifest().size_bytes);
     copy_ = std::make_unique<Copy>(std::move(*files), work_.tier);
     work_.backlog.begin_copy(version);
     return {};
@@ -219,6 +220,14 @@ void TierLeader::settle_failure(const Error& error) {
 void TierLeader::end_copy() {
   copy_.reset();
   work_.backlog.end_copy();
+}
+
+// A directory that is almost full. An object store does not tell.
+void TierLeader::watch_free_space(std::uint64_t present, std::uint64_t version_bytes) {
+  const auto free_bytes = work_.tier.fs().free_bytes(work_.tier.root());
+  if (!free_bytes) return;
+  if (const auto warning = space_.check(*free_bytes, version_bytes, present))
+    work_.log.warn("{}: {}", *warning, work_.tier.root());
 }
 
 // Deleting.
