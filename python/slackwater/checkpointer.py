@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import os
 import signal
@@ -40,6 +41,7 @@ class Checkpointer:
     ``path`` is a directory on a local or shared file system. It is created, with its parents, if it does not exist.
     Committed checkpoints are copied to ``tiers`` in the background: ``[sw.Tier("/shared/run", every=50)]``. Without a
     ``path``, the first tier takes its place; ``s3://bucket/prefix`` alone stages through a local directory.
+    ``node_local``: ``path`` is another directory on each node, such as a local disk, and only lower tiers are shared.
     Only one run at a time may use it. A checkpointer belongs to the thread that made it, except for ``fence`` and
     ``close``: another thread or a signal handler may close it even during a save. docs/python.md has the options.
     """
@@ -49,6 +51,7 @@ class Checkpointer:
         path: str | os.PathLike[str] | None = None,
         *,
         tiers: Sequence[Tier | str | os.PathLike[str]] | None = None,
+        node_local: bool = False,
         memory: bool = False,
         memory_versions: int | None = None,
         memory_timeout: float | None = None,
@@ -85,9 +88,9 @@ class Checkpointer:
         run_name: str | None = None,
         take_over: bool = False,
     ) -> None:
-        places = find_places(path, tiers, keep, keep_every)
+        places = find_places(path, tiers, every=every, keep=keep, keep_every=keep_every, node_local=node_local)
         self.path = places.path
-        self._every = whole("every", every, least=1)
+        self._every = whole("every", places.every, least=1)
         self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
@@ -99,8 +102,8 @@ class Checkpointer:
         ranks = find_ranks(coordinator, rank, world, local_ranks)
         settings = {
             "pool": pool,
-            "keep": keep,
-            "keep_every": keep_every,
+            "keep": places.keep,
+            "keep_every": places.keep_every,
             "keep_best": None if best is None else best[1],
             "in_flight": in_flight,
             "on_busy": on_busy,
@@ -127,7 +130,7 @@ class Checkpointer:
             "memory_timeout": memory_timeout,
             "keeper": keeper_program(keeper) if memory else None,
             "run_name": run_name,
-            **places.options,
+            "node_local": places.node_local_with(ranks, coordinator),
         }
         given = {name: option_text(name, value) for name, value in settings.items() if value is not None}
         rank_info = ranks.rank or 0
@@ -386,7 +389,7 @@ class Checkpointer:
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], **options: Any) -> Checkpointer:
         """Make one as an options file says (JSON; docs/tiers.md). ``options`` replace what is in the file."""
-        return cls(**{**read_options_file(file), **options})
+        return cls(**{**read_options_file(file, inspect.signature(cls).parameters), **options})
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -306,6 +306,62 @@ TEST_F(NodeLocalTest, OneOfThreeNodesIsLostAndTheRunIsRestoredOnTwoFromTheTierBe
   close_all(again);
 }
 
+TEST_F(NodeLocalTest, RanksOnOtherNodesThanBeforeStillCopyWhatIsDueBelow) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  commit_all(first, 2);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(lower() + "/step-0000000001.a1");  // as if only the newer one had been copied in time
+
+  Ranks ranks = start_nodes(4, [](std::uint32_t rank) { return 1 - rank / kPerNode; });
+  EXPECT_EQ(restore_all(ranks), 2u);
+  commit_all(ranks, 3);
+  close_all(ranks);
+  const auto versions = list_versions(lower());
+  ASSERT_TRUE(versions) << versions.error().to_string();
+  std::vector<std::uint64_t> steps;
+  for (const VersionInfo& version : *versions) steps.push_back(version.step);
+  EXPECT_EQ(steps, (std::vector<std::uint64_t>{1, 2, 3})) << log();
+  EXPECT_EQ(log().find("is not copied"), std::string::npos) << log();
+}
+
+TEST_F(NodeLocalTest, WithoutALowerTierAWarningSaysWhatALostNodeCosts) {
+  Options options = rank_options(0, 2);
+  options.node_local = true;
+  options.store = std::make_shared<MemoryStore>();
+  options.tiers.clear();
+  ASSERT_TRUE(Engine::open(options));
+  EXPECT_NE(log().find("there is no lower tier: if a node or its disk is lost"), std::string::npos) << log();
+}
+
+TEST_F(NodeLocalTest, OnlyTheFirstTierCanBeOfOneNode) {
+  Options options = rank_options(0, 1);
+  options.tiers[0].node_local = true;
+  const auto lower_tier = Engine::open(options);
+  ASSERT_FALSE(lower_tier);
+  EXPECT_NE(lower_tier.error().message.find("all nodes must share the lower tiers"), std::string::npos);
+
+  options.tiers.insert(options.tiers.begin(), TierOptions{.location = options.path, .keep = 1, .node_local = true});
+  options.tiers[1].node_local = false;
+  options.path.clear();
+  const auto engine = Engine::open(options);
+  ASSERT_TRUE(engine) << engine.error().to_string();
+  EXPECT_EQ(engine->tiers().size(), 1u) << "the first one is tier 0";
+}
+
+TEST_F(NodeLocalTest, OneRankOfEachNodeWarnsBeforeItsDiskIsFull) {
+  Ranks ranks = start_nodes(4);
+  for (const auto& rank : ranks) rank->fs->set_free_bytes(rank->number / kPerNode == 1 ? 7 * kMiB : 1000 * kMiB);
+  commit_all(ranks, 1);
+  close_all(ranks);
+  const std::string text = log();
+  const std::size_t told = text.find("the disk will be full: 7 MiB free");
+  ASSERT_NE(told, std::string::npos) << text;
+  EXPECT_NE(text.find(node(1), told), std::string::npos) << text;
+  EXPECT_EQ(text.find("the disk will be full", told + 1), std::string::npos) << "by one rank: " << text;
+}
+
 TEST_F(NodeLocalTest, AStepThatTheLostNodeDidNotCopyBelowFallsBackToTheOneBefore) {
   Ranks first = start_nodes(4);
   commit_all(first, 1);
