@@ -262,10 +262,11 @@ bench-dlio: build libraries build/dlio/.installed  ## DLIO on 2 MPI ranks: ours 
 LINT_BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null || git rev-parse HEAD)
 
 .PHONY: lint
-lint: build $(VENV)/.tools  ## folder order, 120 columns, clang-format, ruff; clang-tidy on what changed since LINT_BASE
+lint: build $(VENV)/.tools  ## folders, columns, sizes, clang-format, ruff; clang-tidy on what changed since LINT_BASE
 	@scripts/system_packages.sh lint
 	$(PYTHON) scripts/check_folders.py
 	$(PYTHON) scripts/check_columns.py
+	$(PYTHON) scripts/check_sizes.py
 	scripts/lint.sh format-check $(BIN)
 	scripts/lint.sh ruff $(BIN)
 	scripts/lint.sh tidy-changed $(LINT_BASE)

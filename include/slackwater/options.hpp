@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "slackwater/error.hpp"
@@ -44,7 +46,7 @@ struct S3Options {
   bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key
 };
 
-// A slower place that committed versions are copied to in the background.
+// A slower place that committed versions are copied to in the background. All nodes share it.
 struct TierOptions {
   std::string location;               // a directory, or s3://bucket/prefix
   std::uint64_t every = 1;            // steps divisible by this are copied here
@@ -53,10 +55,13 @@ struct TierOptions {
   std::uint64_t bandwidth_bytes = 0;  // per second, by each rank; 0: no limit
   std::uint64_t backlog = 4;          // versions that may wait for this tier; older ones are skipped and counted
   S3Options s3;                       // if the location is in an object store
+  bool node_local = false;            // only for a first tier that takes the place of Options::path
 };
 
 struct Options {
-  std::string path;                     // directory of tier 0; created if its parent exists; empty: for parts only
+  // Directory of tier 0; created if its parent exists. Empty: the first of `tiers` takes its place; without tiers, the
+  // engine saves parts only.
+  std::string path;
   std::uint64_t pool_bytes = 0;         // 0: automatic, min(state, 1/4 of available memory / local ranks)
   std::uint64_t slab_bytes = 8u << 20;  // a multiple of 1 MiB
   unsigned copy_threads = 0;            // 0: automatic
@@ -83,7 +88,7 @@ struct Options {
   std::vector<TierOptions> tiers;  // below `path`, the fastest first
   // close() and wait_copied() give up on a lower tier that has made no progress for this long.
   std::chrono::milliseconds copy_timeout{60'000};
-  bool node_local = false;            // `path` is another directory on each node
+  bool node_local = false;            // `path` is another directory on each node; the ranks need `store`
   bool memory = false;                // hold the newest versions in a keeper process, which survives this one
   std::uint32_t memory_versions = 1;  // how many it holds: 1 or 2; the pool has room for one more
   std::chrono::milliseconds memory_timeout{600'000};  // how long it holds them without a trainer
@@ -114,5 +119,21 @@ struct OptionInfo {
 //   {"path": "/nvme/run", "keep": 2, "tiers": [{"location": "/shared/run", "every": 50, "keep": 10}]}
 // kInvalidArgument names the file and what is wrong in it.
 [[nodiscard]] Result<Options> load_options(const std::string& path);
+
+// The same file for a program that keeps options of its own in it, such as the Python package. Every value is checked.
+// Flags, counts and seconds come as such, whichever way the file writes them.
+using OptionValue = std::variant<bool, std::int64_t, double, std::string>;
+struct OptionsFile {
+  std::map<std::string, OptionValue> options;  // "path", names of option_table(), and `others` as the file has them
+  std::vector<std::map<std::string, OptionValue>> tiers;
+};
+[[nodiscard]] Result<OptionsFile> read_options_file(const std::string& path,
+                                                    const std::vector<std::string>& others = {});
+
+// Whether a tier can be the first one, to which the ranks save, in place of Options::path. kInvalidArgument says which
+// of its options only a lower tier has. Engine::open() asks too.
+[[nodiscard]] Status check_first_tier(const TierOptions& tier);
+// "s3://bucket/prefix". Everything else is a path on this machine.
+[[nodiscard]] bool is_object_location(std::string_view location);
 
 }  // namespace slackwater

@@ -31,6 +31,7 @@ void bind_structure(nb::module_& module);
 void bind_tensor_reader(nb::module_& module);
 void bind_tables(nb::module_& module);
 void bind_part(nb::module_& module);
+void bind_options(nb::module_& module);
 void bind_engine(nb::module_& module);
 
 // The name of an attribute, made once instead of at every look-up.

@@ -104,21 +104,6 @@ void bind_values(nb::module_& module) {
         return sizes;
       },
       "Every dtype by name, with the bytes of one element.");
-  const auto rows_of = [](std::span<const OptionInfo> table) {
-    std::vector<std::map<std::string, std::string>> rows;
-    for (const OptionInfo& option : table) {
-      rows.push_back({{"name", std::string(option.name)},
-                      {"type", std::string(option.type)},
-                      {"default", std::string(option.default_value)},
-                      {"choices", std::string(option.choices)},
-                      {"help", std::string(option.help)}});
-    }
-    return rows;
-  };
-  module.def("option_table", [rows_of] { return rows_of(option_table()); }, "The engine's table of options.");
-  module.def(
-      "tier_option_table", [rows_of] { return rows_of(tier_option_table()); },
-      "The engine's table of the options of a lower tier.");
   module.def(
       "list_versions",
       [](const std::string& directory) {

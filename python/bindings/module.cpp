@@ -19,5 +19,6 @@ NB_MODULE(_core, module) {
   bind_tensor_reader(module);
   bind_tables(module);
   bind_part(module);
+  bind_options(module);
   bind_engine(module);
 }

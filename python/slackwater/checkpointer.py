@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
+import inspect
 import logging
-import operator
 import os
 import signal
 import sys
@@ -14,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 from . import _core, lifecycle
+from .arguments import listed, option_text, whole
 from .errors import BusyError, UsageError
 from .integrations.loaders import RandomStates
-from .last_step import SkippedStep, StateFingerprint
+from .last_step import LastStep
 from .memory_tier import keeper_program
 from .metadata import Best, Value, best_option, encode_metadata
 from .ranks.transport import Transport, find_ranks
@@ -41,6 +41,7 @@ class Checkpointer:
     ``path`` is a directory on a local or shared file system. It is created, with its parents, if it does not exist.
     Committed checkpoints are copied to ``tiers`` in the background: ``[sw.Tier("/shared/run", every=50)]``. Without a
     ``path``, the first tier takes its place; ``s3://bucket/prefix`` alone stages through a local directory.
+    ``node_local``: ``path`` is another directory on each node, such as a local disk, and only lower tiers are shared.
     Only one run at a time may use it. A checkpointer belongs to the thread that made it, except for ``fence`` and
     ``close``: another thread or a signal handler may close it even during a save. docs/python.md has the options.
     """
@@ -50,6 +51,7 @@ class Checkpointer:
         path: str | os.PathLike[str] | None = None,
         *,
         tiers: Sequence[Tier | str | os.PathLike[str]] | None = None,
+        node_local: bool = False,
         memory: bool = False,
         memory_versions: int | None = None,
         memory_timeout: float | None = None,
@@ -86,15 +88,13 @@ class Checkpointer:
         run_name: str | None = None,
         take_over: bool = False,
     ) -> None:
-        places = find_places(path, tiers, keep, keep_every)
+        places = find_places(path, tiers, every=every, keep=keep, keep_every=keep_every, node_local=node_local)
         self.path = places.path
-        make_parents(self.path)
-        self._every = _whole("every", every, least=1)
+        self._every = whole("every", places.every, least=1)
         self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
         if on_error not in ("warn", "raise"):
             raise UsageError(f"on_error is {on_error!r}; it is 'warn' or 'raise'")
-        self._skipped: SkippedStep | int | None = None  # the newest step that `every` skipped
         best = best_option(keep_best)
         self._best = None if best is None else best[0]
         self._metric_seen = False
@@ -102,8 +102,8 @@ class Checkpointer:
         ranks = find_ranks(coordinator, rank, world, local_ranks)
         settings = {
             "pool": pool,
-            "keep": keep,
-            "keep_every": keep_every,
+            "keep": places.keep,
+            "keep_every": places.keep_every,
             "keep_best": None if best is None else best[1],
             "in_flight": in_flight,
             "on_busy": on_busy,
@@ -130,17 +130,17 @@ class Checkpointer:
             "memory_timeout": memory_timeout,
             "keeper": keeper_program(keeper) if memory else None,
             "run_name": run_name,
-            **places.options,
+            "node_local": places.node_local_with(ranks, coordinator),
         }
-        given = {name: _option_text(name, value) for name, value in settings.items() if value is not None}
+        given = {name: option_text(name, value) for name, value in settings.items() if value is not None}
         rank_info = ranks.rank or 0
-        self._save_last = bool(save_last)
         if save_last and (ranks.world or 1) > 1:
             raise UsageError(
                 "save_last=True is for one rank: several may not agree on whether the state has changed; with several, "
                 "call save(step, state, force=True) on all of them before the end"
             )
-        _make_way(self.path, rank_info, take_over)
+        make_parents(self.path)
+        lifecycle.make_way(self.path, rank_info, take_over)
         try:
             self._session = Session(
                 self.path,
@@ -155,6 +155,7 @@ class Checkpointer:
             if take_over:
                 error.add_note("slackwater: take_over=True takes over from this process, never from another one")
             raise
+        self._last = LastStep(self._session, self._every, bool(save_last), self._allow_pickle)
         self._restored: RestoreReport | None = None
         self._signals: SignalSaver | None = None
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
@@ -182,14 +183,15 @@ class Checkpointer:
         self._session.check_open()
         if isinstance(step, Mapping):
             raise UsageError(f"step is {an(type(step).__name__)}; the order is save(step, state)")
-        step = _whole("step", step, least=0)
+        step = whole("step", step, least=0)
         texts, metrics = encode_metadata(metadata, self._best)
         last = self._signals is not None and self._signals.due(step)
         force = force or last
         if step % self._every != 0 and not (force or pin):
-            self._skip(step, state, texts, metrics)
+            self._last.skip(step, state, texts, metrics)
             return None
-        self._skipped, self._saved = None, True
+        self._last.forget()
+        self._saved = True
         self._metric_seen |= self._best is not None and self._best.metric in metrics
         snapshot = self._session.save(step, state, texts, after, metrics=metrics, pin=pin, never_skip=force or pin)
         if snapshot is None and (force or pin):
@@ -222,53 +224,6 @@ class Checkpointer:
         """
         self._session.prepare(state, wait=bool(wait))
 
-    def _skip(self, step: int, state: Mapping[Any, Any], texts: dict[str, str], metrics: dict[str, float]) -> None:
-        if not self._save_last:
-            self._skipped = step
-            return
-        fingerprint = StateFingerprint(state, self._allow_pickle, self._session.optimizer_steps)
-        self._session.watch_optimizers(fingerprint.has_torch)
-        self._skipped = SkippedStep(step, state, texts, metrics, fingerprint)
-
-    def _finish(self) -> None:
-        """At a clean end: saves the newest step, if ``every`` skipped it."""
-        skipped, self._skipped = self._skipped, None
-        session = self._session
-        if self._best is not None and self._saved and not self._metric_seen and not session.closed:
-            logger.warning("keep_best: no step that was saved has '%s' in its metadata", self._best.metric)
-        if skipped is None or session.closed or session.ownership.disowned:
-            return
-        if isinstance(skipped, int):
-            logger.info(
-                "the run ends with step %d, which is not saved (every=%d): see save_last=True and save(force=True)",
-                skipped,
-                self._every,
-            )
-            return
-        if (why := self._save_skipped(skipped)) is not None:
-            logger.warning(
-                "step %d, which every=%d skipped, is not saved at the end (save_last): %s; to have it, call "
-                "save(step, state, force=True) when the step is done",
-                skipped.step,
-                self._every,
-                why,
-            )
-
-    def _save_skipped(self, skipped: SkippedStep) -> str | None:
-        """Returns why it could not be saved, or None."""
-        session = self._session
-        if not session.may_save():
-            return "close() was called during another save"
-        try:
-            now = StateFingerprint(skipped.state, self._allow_pickle, session.optimizer_steps)
-            if (changed := skipped.fingerprint.changed(now)) is not None:
-                return f"since then {changed}"
-            session.forget_failures()  # on_error="raise": those of earlier steps come out of close()
-            session.save(skipped.step, skipped.state, skipped.texts, metrics=skipped.metrics, never_skip=True)
-        except Exception as error:  # also from the caller's own state_dict()
-            return f"{type(error).__name__}: {error}"
-        return None
-
     def restore(
         self,
         state: MutableMapping[Any, Any],
@@ -300,12 +255,12 @@ class Checkpointer:
         if not isinstance(state, MutableMapping):
             raise UsageError(f"the state is {an(type(state).__name__)}; give the dict that is given to save()")
         left_alone = RankLocal(rank_local)
-        wanted = None if step is None else _whole("step", step, least=0)
-        patterns = [_listed(only), _listed(exclude), _listed(keep_hyperparameters)]
+        wanted = None if step is None else whole("step", step, least=0)
+        patterns = [listed(only), listed(exclude), listed(keep_hyperparameters)]
         Pattern(*patterns[:2]), Hyperparameters(patterns[2])  # refuses what cannot be patterns
         renaming = Renaming(rename)
         self._restored = None
-        self._skipped = None
+        self._last.forget()
         session.fence()
         restore = Restorer(
             session,
@@ -382,8 +337,10 @@ class Checkpointer:
         committed, or named in the error: after ``timeout`` seconds it is given up.
         A ``save`` that comes too late raises ClosedError. A second call waits for the first, and has nothing to report.
         """
+        if self._best is not None and self._saved and not self._metric_seen and not self._session.closed:
+            logger.warning("keep_best: no step that was saved has '%s' in its metadata", self._best.metric)
         try:
-            self._finish()
+            self._last.save()
         finally:
             self._finalizer.detach()
             try:
@@ -404,12 +361,12 @@ class Checkpointer:
     def pin(self, step: int) -> None:
         """Keep this checkpoint whatever ``keep`` says. One in flight is pinned from the moment it is committed."""
         self._session.check_open()
-        self._session.engine.pin(_whole("step", step, least=0))
+        self._session.engine.pin(whole("step", step, least=0))
 
     def delete(self, step: int) -> None:
         """Delete this checkpoint."""
         self._session.check_open()
-        self._session.engine.remove(_whole("step", step, least=0))
+        self._session.engine.remove(whole("step", step, least=0))
 
     @property
     def failures(self) -> list[Failure]:
@@ -432,7 +389,7 @@ class Checkpointer:
     @classmethod
     def from_file(cls, file: str | os.PathLike[str], **options: Any) -> Checkpointer:
         """Make one as an options file says (JSON; docs/tiers.md). ``options`` replace what is in the file."""
-        return cls(**{**read_options_file(file), **options})
+        return cls(**{**read_options_file(file, inspect.signature(cls).parameters), **options})
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -442,7 +399,7 @@ class Checkpointer:
             self.close()
             return
         self._session.keep_memory()  # a crash: the next start goes on from memory
-        self._skipped = None  # the state may be half updated
+        self._last.forget()  # the state may be half updated
         try:  # what is in flight is still committed, but the exception of the block is the one to raise
             self.close()
         except Exception as closing:
@@ -450,54 +407,3 @@ class Checkpointer:
 
     def __repr__(self) -> str:
         return f"<slackwater.Checkpointer {self.path!r}{' closed' if self._session.closed else ''}>"
-
-
-def _make_way(path: str, rank: int, take_over: bool) -> None:
-    """This process may already have the directory open, for example if a notebook cell runs again."""
-    earlier = lifecycle.find(path, rank)
-    if earlier is None:
-        return
-    if take_over:
-        logger.info("taking '%s' over from the checkpointer made in %s", path, earlier.made_at)
-        earlier.take_over(lifecycle.caller())
-        return
-    gc.collect()  # it may be unreachable but for a reference cycle; collecting it closes it
-    earlier = lifecycle.find(path, rank)
-    if earlier is None:
-        logger.info("an earlier checkpointer of '%s', which nothing referred to any more, was closed", path)
-        return
-    raise BusyError(
-        f"this process already has it open: '{path}', by the checkpointer made in {earlier.made_at}; close() that one, "
-        "or give take_over=True, which waits for what it has in flight and closes it",
-        path=path,
-    )
-
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if isinstance(value, bool) or number < least or number >= 1 << 63:
-        shown = repr(value) if isinstance(value, (int, float, str, type(None))) else an(type(value).__name__)
-        raise UsageError(f"{name} is {shown}; it is a whole number, {least} or more")
-    return number
-
-
-def _listed(globs: Any) -> Any:
-    """The patterns as a list, because they are used once for each checkpoint that is tried."""
-    return globs if globs is None or isinstance(globs, (str, bool)) or not isinstance(globs, Iterable) else list(globs)
-
-
-def _option_text(name: str, value: Any) -> str:
-    """Options in the form that the engine's table takes."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.6f}"
-    try:
-        return str(operator.index(value))
-    except TypeError:
-        raise UsageError(f"{name} is {an(type(value).__name__)}, which no option takes") from None

@@ -1,4 +1,4 @@
-"""StateFingerprint: tells whether a state has changed since a ``save()`` that ``every`` skipped (``save_last=True``).
+"""The last step of a run, if ``every`` skipped it (``save_last=True``), and whether its state is still the same.
 
 At the end of a run, the state can be saved under the number of the last ``save()`` if it has not changed since. This
 must be certain. Otherwise the step would hold later weights, or a later state of a loader or of the random numbers, and
@@ -8,15 +8,19 @@ large. The end of the run walks it again. What cannot be compared is treated as 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .integrations import arrays, torch_adapter
 from .ranks.sharding import RankInfo
+from .session import Session
 from .state import codec
 from .state.memory import HOST
 from .state.tree import Flattener
+
+logger = logging.getLogger("slackwater")
 
 _COMPARED_BYTES = 1 << 20  # at most, of an array, or of a tensor that is another object than before
 
@@ -63,6 +67,67 @@ class SkippedStep(NamedTuple):
     texts: dict[str, str]
     metrics: dict[str, float]
     fingerprint: StateFingerprint
+
+
+class LastStep:
+    """The newest step of a Checkpointer, if ``every`` skipped it. Belongs to the thread that saves."""
+
+    def __init__(self, session: Session, every: int, save_last: bool, allow_pickle: bool) -> None:
+        self._session = session
+        self._every = every
+        self._save_last = save_last
+        self._allow_pickle = allow_pickle
+        self._skipped: SkippedStep | int | None = None
+
+    def skip(self, step: int, state: Mapping[Any, Any], texts: dict[str, str], metrics: dict[str, float]) -> None:
+        if not self._save_last:
+            self._skipped = step
+            return
+        fingerprint = self._fingerprint(state)
+        self._session.watch_optimizers(fingerprint.has_torch)
+        self._skipped = SkippedStep(step, state, texts, metrics, fingerprint)
+
+    def forget(self) -> None:
+        self._skipped = None
+
+    def save(self) -> None:
+        """At a clean end: saves the step, or says why not."""
+        skipped, self._skipped = self._skipped, None
+        session = self._session
+        if skipped is None or session.closed or session.ownership.disowned:
+            return
+        if isinstance(skipped, int):
+            logger.info(
+                "the run ends with step %d, which is not saved (every=%d): see save_last=True and save(force=True)",
+                skipped,
+                self._every,
+            )
+            return
+        if (why := self._try_to_save(skipped)) is not None:
+            logger.warning(
+                "step %d, which every=%d skipped, is not saved at the end (save_last): %s; to have it, call "
+                "save(step, state, force=True) when the step is done",
+                skipped.step,
+                self._every,
+                why,
+            )
+
+    def _try_to_save(self, skipped: SkippedStep) -> str | None:
+        """Returns why it could not be saved, or None."""
+        session = self._session
+        if not session.may_save():
+            return "close() was called during another save"
+        try:
+            if (changed := skipped.fingerprint.changed(self._fingerprint(skipped.state))) is not None:
+                return f"since then {changed}"
+            session.forget_failures()  # on_error="raise": those of earlier steps come out of close()
+            session.save(skipped.step, skipped.state, skipped.texts, metrics=skipped.metrics, never_skip=True)
+        except Exception as error:  # also from the caller's own state_dict()
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _fingerprint(self, state: Mapping[Any, Any]) -> StateFingerprint:
+        return StateFingerprint(state, self._allow_pickle, self._session.optimizer_steps)
 
 
 def _place(tensor: Any) -> tuple[Any, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Protocol
+
+from .errors import BusyError
 
 if TYPE_CHECKING:
     from .ranks.sharding import RankInfo
@@ -91,3 +94,24 @@ def _at_exit() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
 atexit.register(_at_exit)
+
+
+def make_way(path: str, rank: int, take_over: bool) -> None:
+    """This process may already have the directory open, for example if a notebook cell runs again."""
+    earlier = find(path, rank)
+    if earlier is None:
+        return
+    if take_over:
+        logger.info("taking '%s' over from the checkpointer made in %s", path, earlier.made_at)
+        earlier.take_over(caller())
+        return
+    gc.collect()  # it may be unreachable but for a reference cycle; collecting it closes it
+    earlier = find(path, rank)
+    if earlier is None:
+        logger.info("an earlier checkpointer of '%s', which nothing referred to any more, was closed", path)
+        return
+    raise BusyError(
+        f"this process already has it open: '{path}', by the checkpointer made in {earlier.made_at}; close() that one, "
+        "or give take_over=True, which waits for what it has in flight and closes it",
+        path=path,
+    )

@@ -18,6 +18,7 @@ from .state.names import an
 Value = str | int | float | bool
 
 _WHOLE = re.compile(r"-?[0-9]+")
+_BEST = re.compile(r"(min|max):([0-9]+):(.+)", re.DOTALL)
 
 
 class Best(NamedTuple):
@@ -35,6 +36,8 @@ def best_option(given: Any) -> tuple[Best, str] | None:
     """The value of ``keep_best``, and the same as text for the engine's options."""
     if given is None:
         return None
+    if isinstance(given, str) and (found := _BEST.fullmatch(given)):  # as an options file has it
+        given = (found[3], int(found[2]), found[1])
     wrong = f"keep_best is {given!r}; give a metric and how many to keep: ('loss', 3), or sw.Best('accuracy', 3, 'max')"
     if not isinstance(given, tuple) or not 2 <= len(given) <= 3:
         raise UsageError(wrong)

@@ -31,6 +31,7 @@ logger = logging.getLogger("slackwater")
 Then = Literal["signal", "exit", "return"]
 _KEY = "slackwater/stop"
 _NO_STEP = "none yet"
+_NOTHING = "no checkpoint has been committed"
 _LEAST_SECONDS = 0.1
 
 
@@ -154,11 +155,11 @@ class SignalSaver:
         try:
             versions = self._session.engine.versions()
         except Error:
-            versions = []
-        return f"step {versions[-1].step}" if versions else "none"
+            return "the committed checkpoints cannot be listed"
+        return f"the newest committed checkpoint: step {versions[-1].step}" if versions else _NOTHING
 
     def _tell(self, what: str) -> None:
-        logger.warning("%s: %s; the newest committed checkpoint: %s", self._number.name, what, self._newest())
+        logger.warning("%s: %s; %s", self._number.name, what, self._newest())
 
     def _end(self) -> None:
         if self._then == "return":

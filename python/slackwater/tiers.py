@@ -1,7 +1,7 @@
 """Tiers: the places where a run keeps its checkpoints, from ``path`` and ``tiers`` of a Checkpointer.
 
-The engine's table of tier options decides what a tier can be told (``_core.tier_option_table``); this file only turns
-Python values into the form that the table takes.
+The engine decides what a tier can be told (``_core.tier_option_table``), which tier can be the first, and what stands
+in an options file. This file turns Python values into the form that the engine takes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import hashlib
-import json
 import logging
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from . import _core
+from .arguments import option_text
 from .errors import UsageError
+from .ranks.transport import Ranks, Transport, distributed
 from .state.names import an
 
 logger = logging.getLogger("slackwater")
@@ -30,7 +32,8 @@ class Tier:
     ``location`` is a directory, or ``s3://bucket/prefix``. Steps divisible by ``every`` are copied there. ``keep`` and
     ``keep_every`` say what stays, as for a Checkpointer. ``bandwidth`` limits the bytes per second of each rank
     (``"200MiB"``; 0: no limit). When more than ``backlog`` checkpoints wait, the oldest are skipped and counted.
-    The rest says how to reach an object store, beyond the environment and the AWS profile files.
+    ``endpoint`` to ``path_style`` say how to reach an object store, beyond the environment and the AWS profile files.
+    ``node_local`` is for a first tier that takes the place of ``path``: another directory on each node.
     """
 
     location: str | os.PathLike[str]
@@ -43,24 +46,51 @@ class Tier:
     region: str = ""
     profile: str = ""
     path_style: bool = False
+    node_local: bool = False
 
     def settings(self) -> list[tuple[str, str]]:
         """Names and texts for the engine."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["location"] = place(given["location"])
-        return [(name, _text(name, value)) for name, value in given.items() if value is not None]
+        return [(name, option_text(f"{name} of a tier", value)) for name, value in given.items() if value is not None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-    """Tier 0, the tiers below it, and what the first tier says about options of the Checkpointer."""
+    """Tier 0 with its options, and the tiers below it."""
 
     path: str
     lower: list[Tier]
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    every: int
+    keep: int
+    keep_every: int | None
+    node_local: bool
+    staged_for: str | None = None  # only this object store was given; path is a directory of this machine
+
+    def node_local_with(self, ranks: Ranks, transport: Transport) -> bool:
+        """Whether each node has a directory of its own, and that the ranks have what they need for that."""
+        world = ranks.world or 1
+        several_nodes = world > 1 and ranks.local_ranks != world
+        staged = self.staged_for is not None and several_nodes
+        if ranks.store is not None or world == 1:
+            return self.node_local or staged
+        if self.node_local:
+            what = "node_local=True needs"
+        elif staged and ranks.local_ranks is not None:
+            what = f"with ranks on several nodes, each stages its part for '{self.staged_for}', which needs"
+        else:
+            return False
+        remedy = "call init_process_group() first, with a TCPStore"
+        if transport == "directory":
+            remedy = "leave out coordinator='directory'"
+        elif distributed() is not None:
+            remedy = "use a TCPStore, and if you give rank= and world=, also coordinator='torch'"
+        raise UsageError(f"{what} the store of torch.distributed, because the nodes share no directory; {remedy}")
 
 
-def find_places(path: Any, tiers: Sequence[Any] | None, keep: int, keep_every: int | None) -> Places:
+def find_places(
+    path: Any, tiers: Sequence[Any] | None, *, every: int, keep: int, keep_every: int | None, node_local: bool
+) -> Places:
     if isinstance(tiers, (str, bytes, os.PathLike, Tier)):
         raise UsageError("tiers is a list, such as [sw.Tier('/shared/run', every=50)]")
     lower = [_tier(tier) for tier in tiers or ()]
@@ -68,49 +98,49 @@ def find_places(path: Any, tiers: Sequence[Any] | None, keep: int, keep_every: i
         if not lower:
             raise UsageError("give a directory such as 'runs/gpt' as path, or tiers")
         first = lower.pop(0)
-        if is_object_location(first.location):
-            raise UsageError("the first tier is a local or shared directory; put s3:// behind it")
-        return Places(directory(first.location), lower, {"keep": first.keep, "keep_every": first.keep_every})
+        # Steps that `every` leaves out are not saved at all. The engine says what else a first tier cannot have.
+        _core.check_first_tier(dataclasses.replace(first, every=1).settings())
+        return Places(
+            directory(first.location),
+            lower,
+            _either("every", every, first.every, default=1),
+            _either("keep", keep, first.keep, default=2),
+            _either("keep_every", keep_every, first.keep_every, default=None),
+            bool(node_local or first.node_local),
+        )
     if not is_object_location(path):
-        return Places(directory(path), lower)
+        return Places(directory(path), lower, every, keep, keep_every, bool(node_local))
     # Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied.
     staging = staging_directory(os.fspath(path))
     logger.info("checkpoints for %s are staged in '%s'", os.fspath(path), staging)
     store = Tier(os.fspath(path), keep=keep, keep_every=keep_every)
-    return Places(staging, [store, *lower], {"keep": 1, "keep_every": None})
+    return Places(staging, [store, *lower], every, 1, None, bool(node_local), os.fspath(path))
+
+
+def _either(name: str, given: Any, of_tier: Any, default: Any) -> Any:
+    """What was given to the Checkpointer, or to the first tier."""
+    if given != default and of_tier not in (default, given):
+        raise UsageError(f"{name} is given twice: {given}, and {of_tier} of the first tier")
+    return of_tier if given == default else given
 
 
 def is_object_location(location: Any) -> bool:
-    return isinstance(location, str) and location.startswith("s3://")
+    return isinstance(location, str) and _core.is_object_location(location)
 
 
 def staging_directory(location: str) -> str:
     """Where checkpoints for an object store are written first: the same directory at every start on this machine."""
     default = os.path.join(tempfile.gettempdir(), f"slackwater-{getpass.getuser()}")
     base = os.environ.get("SLACKWATER_STAGING") or default
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.removeprefix("s3://")).strip("-")[:80]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.partition("://")[2]).strip("-")[:80]
     return os.path.join(os.path.abspath(base), f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:8]}")
 
 
-def read_options_file(file: str | os.PathLike[str]) -> dict[str, Any]:
+def read_options_file(file: str | os.PathLike[str], arguments: Iterable[str]) -> dict[str, Any]:
     """The arguments of a Checkpointer that an options file holds (docs/tiers.md)."""
-    try:
-        with open(file, encoding="utf-8") as stream:
-            given = json.load(stream)
-    except OSError as error:
-        raise UsageError(f"the options file '{os.fspath(file)}' cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"the options file '{os.fspath(file)}' is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise UsageError(f"the options file '{os.fspath(file)}' holds {an(type(given).__name__)}, not a JSON object")
-    tiers = given.get("tiers", [])
-    if not isinstance(tiers, list) or not all(isinstance(tier, dict) for tier in tiers):
-        raise UsageError(f"'tiers' in the options file '{os.fspath(file)}' takes a list of objects")
-    try:
-        given["tiers"] = [Tier(**tier) for tier in tiers]
-    except TypeError as error:
-        raise UsageError(f"a tier in the options file '{os.fspath(file)}' is wrong: {error}") from None
-    return given
+    known = {row["name"] for row in _core.option_table()} | {"path", "tiers"}
+    options, tiers = _core.read_options_file(os.fsdecode(file), sorted(set(arguments) - known))
+    return {**options, "tiers": [Tier(**tier) for tier in tiers]}
 
 
 def place(location: Any) -> str:
@@ -143,11 +173,3 @@ def _tier(tier: Any) -> Tier:
     if isinstance(tier, (str, os.PathLike)):
         return Tier(tier)
     raise UsageError(f"a tier is {an(type(tier).__name__)}; give sw.Tier(location, ...)")
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, str)):
-        return str(value)
-    raise UsageError(f"{name} of a tier is {an(type(value).__name__)}, which no option takes")

@@ -20,6 +20,7 @@
 #include "cli/verbs.hpp"
 #include "keeper/keeper_server.hpp"
 #include "keeper/keeper_socket.hpp"
+#include "slackwater/options.hpp"
 #include "version/names.hpp"
 
 namespace slackwater::cli {
@@ -28,7 +29,7 @@ namespace {
 struct KeeperArguments {
   std::string directory;
   std::uint32_t rank = 0;
-  double keep_for_s = 600;
+  double keep_for_s = std::chrono::duration<double>(Options().memory_timeout).count();
   bool foreground = false;
 };
 

@@ -2,39 +2,13 @@
 
 #include <algorithm>
 
-#include <fmt/format.h>
-
-#include "base/digest.hpp"
 #include "base/result.hpp"
-#include "base/units.hpp"
 #include "engine/engine_impl.hpp"
+#include "engine/options_check.hpp"
 #include "keeper/keeper_client.hpp"
 
 namespace slackwater {
 namespace {
-
-Status check_options(const Options& options) {
-  if (options.path.empty() && options.world != 1)
-    return fail(ErrorKind::kInvalidArgument, "no directory was given: set Options::path");
-  if (options.slab_bytes == 0 || options.slab_bytes % kBlockBytes != 0 || options.slab_bytes > (1u << 30))
-    return fail(ErrorKind::kInvalidArgument, "slab must be a multiple of 1 MiB, at most 1 GiB");
-  if (options.in_flight == 0) return fail(ErrorKind::kInvalidArgument, "in_flight must be 1 or more");
-  if (options.pool_bytes != 0 && options.pool_bytes < 2 * options.slab_bytes)
-    return fail(ErrorKind::kInvalidArgument,
-                fmt::format("pool is {}, and must hold at least two slabs ({})", format_bytes(options.pool_bytes),
-                            format_bytes(2 * options.slab_bytes)));
-  if (options.world == 0 || options.world > kMaxWorld)
-    return fail(ErrorKind::kInvalidArgument, fmt::format("world must be from 1 to {}", kMaxWorld));
-  if (options.rank >= options.world)
-    return fail(ErrorKind::kInvalidArgument,
-                fmt::format("rank is {}, and must be below world ({})", options.rank, options.world));
-  if (options.local_ranks == 0) return fail(ErrorKind::kInvalidArgument, "local_ranks must be 1 or more");
-  if (options.node_local && options.world > 1 && !options.store)
-    return fail(ErrorKind::kInvalidArgument,
-                "node_local needs a store that all ranks reach (Options::store), because they share no directory");
-  if (options.fan_in < 2) return fail(ErrorKind::kInvalidArgument, "fan_in must be 2 or more");
-  return {};
-}
 
 Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
   std::vector<Tier> tiers;
@@ -51,14 +25,20 @@ Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
 }  // namespace
 
 Result<Engine> open_engine(Options options, EngineDependencies parts) {
+  SW_TRY(settle_options(options));
   SW_TRY(check_options(options));
-  while (options.path.size() > 1 && options.path.ends_with('/')) options.path.pop_back();
   if (!parts.fs) parts.fs = make_posix_file_system();
   if (!parts.clock) parts.clock = std::make_unique<SystemClock>();
   if (parts.tiers.empty()) {
     SW_ASSIGN(parts.tiers, open_tiers(options, *parts.fs));
   }
   const Log log(options.log);
+  if (options.node_local && options.rank == 0 && parts.tiers.empty()) {
+    log.warn(
+        "each node has a directory of its own (node_local), and there is no lower tier: if a node or its disk is lost, "
+        "so is every checkpoint; add a tier that all nodes share: {}",
+        options.path);
+  }
   if (options.path.empty()) {  // for parts only
     return Engine(std::make_unique<Engine::Impl>(std::move(options), std::move(parts), nullptr, Catalog{}, log));
   }

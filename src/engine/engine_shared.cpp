@@ -12,7 +12,9 @@ std::unique_ptr<RankTransport> make_transport(const Options& options, FileSystem
   if (options.world == 1) return nullptr;
   // All ranks must mean the same run. If each node has a directory of its own, they share only the tier below.
   const std::string below = options.tiers.empty() ? std::string() : options.tiers.front().location;
-  const std::string run = options.node_local ? "node-local " + below : options.path;
+  // Without one, two checkpointers of a job tell each other apart by their run names.
+  const std::string run =
+      options.node_local ? "node-local " + (below.empty() ? options.run_name : below) : options.path;
   if (options.store) return std::make_unique<KeyValueTransport>(*options.store, clock, run);
   return std::make_unique<KeyValueTransport>(fs, clock, options.path);
 }
@@ -46,6 +48,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       memory(std::move(dependencies.memory)),
       jobs(options, engine_status),
       versions(std::move(version_store)),
+      leads_node(options.rank == 0),
       promotions(tiers, {.local = *fs,
                          .root = options.path,
                          .clock = *clock,
@@ -53,6 +56,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
                          .rank = options.rank,
                          .world = options.world,
                          .direct_io = options.direct_io,
+                         .leads_node = options.node_local ? &leads_node : nullptr,
                          .on_released = [this] { cleaner.request(); }}),
       live(catalog, retention, [this] { return held(); }),
       cleaner(options.rank == 0 && !options.path.empty(), retention, versions, live, errors, log),

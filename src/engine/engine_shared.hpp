@@ -75,6 +75,8 @@ struct EngineShared {
 
   InFlight jobs;
   VersionStoreAccess versions;
+  // Rank 0, and with Options::node_local one rank of each other node, from when it accepts an attempt.
+  std::atomic<bool> leads_node;
   Promotions promotions;
   Guarded<LiveVersions> live;
   std::atomic<std::uint32_t> newest_attempt_seen{0};  // by a restore, on any tier and any node

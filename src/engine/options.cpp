@@ -10,6 +10,8 @@
 #include "base/digest.hpp"
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "engine/options_check.hpp"
+#include "tiers/tier.hpp"
 
 namespace slackwater {
 namespace {
@@ -30,12 +32,6 @@ Result<unsigned> parse_small_count(std::string_view text, unsigned least, unsign
   if (value < least || value > most)
     return fail(ErrorKind::kInvalidArgument, fmt::format("takes a whole number from {} to {}", least, most));
   return static_cast<unsigned>(value);
-}
-
-Result<bool> parse_flag(std::string_view text) {
-  if (text == "true" || text == "1" || text == "yes") return true;
-  if (text == "false" || text == "0" || text == "no") return false;
-  return fail(ErrorKind::kInvalidArgument, "takes true or false");
 }
 
 Result<std::chrono::milliseconds> parse_timeout(std::string_view text) {
@@ -221,6 +217,10 @@ constexpr std::array kRows{
     Row{{"copy_timeout", "seconds", "60", "",
          "How long close waits for a lower tier that makes no progress; the next run copies what is left."},
         set<&Options::copy_timeout, parse_timeout>},
+    Row{{"node_local", "flag", "false", "",
+         "Each node has a directory of its own at this path, such as a local disk; the ranks need the job's store, and "
+         "a lower tier that all nodes share."},
+        set<&Options::node_local, parse_flag>},
     Row{{"memory", "flag", "false", "",
          "Hold the newest version in a process of its own (the keeper), so that a trainer that was killed restarts "
          "from memory."},
@@ -238,13 +238,14 @@ constexpr std::array kRows{
 
 template <auto kMember>
 Status set_positive(TierOptions& tier, std::string_view text) {
-  SW_ASSIGN(tier.*kMember, parse_count(text));
-  if (tier.*kMember == 0) return fail(ErrorKind::kInvalidArgument, "takes a whole number, 1 or more");
+  SW_ASSIGN(const std::uint64_t value, parse_count(text));
+  SW_TRY(check_tier_count(value));
+  tier.*kMember = value;
   return {};
 }
 
 Status set_location(TierOptions& tier, std::string_view text) {
-  if (text.empty()) return fail(ErrorKind::kInvalidArgument, "takes a directory, or s3://bucket/prefix");
+  SW_TRY(check_tier_location(text));
   tier.location = text;
   return {};
 }
@@ -280,6 +281,9 @@ constexpr std::array kTierRows{
     TierRow{{"profile", "text", "", "", "Profile of ~/.aws/credentials; by default the environment decides."},
             set_s3_text<&S3Options::profile>},
     TierRow{{"path_style", "flag", "false", "", "Address objects as https://host/bucket/key."}, set_path_style},
+    TierRow{{"node_local", "flag", "false", "",
+             "The tier is another directory on each node; only a first tier that takes the place of the path can be."},
+            set<&TierOptions::node_local, parse_flag, TierOptions>},
 };
 
 template <auto& kTable>
@@ -307,6 +311,12 @@ Status set_by_table(Settings& settings, const char* what, std::string_view name,
 }
 
 }  // namespace
+
+Result<bool> parse_flag(std::string_view text) {
+  if (text == "true" || text == "1" || text == "yes") return true;
+  if (text == "false" || text == "0" || text == "no") return false;
+  return fail(ErrorKind::kInvalidArgument, "takes true or false");
+}
 
 std::span<const OptionInfo> option_table() { return kInfos; }
 std::span<const OptionInfo> tier_option_table() { return kTierInfos; }

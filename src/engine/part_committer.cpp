@@ -8,6 +8,7 @@
 
 #include "base/log.hpp"
 #include "base/result.hpp"
+#include "engine/options_check.hpp"
 #include "engine/part.hpp"
 #include "os/clock.hpp"
 #include "ranks/merged_index.hpp"
@@ -142,8 +143,7 @@ Result<PartCommitter> PartCommitter::open(const std::string& root, const std::st
 bool PartCommitter::has_version() const { return !impl_->catalog.live_versions().empty(); }
 
 Result<PartPlace> PartCommitter::begin(std::uint64_t step, std::uint32_t world) {
-  if (world == 0 || world > kMaxWorld)
-    return fail(ErrorKind::kInvalidArgument, fmt::format("world must be from 1 to {}", kMaxWorld));
+  SW_TRY(check_world(world));
   return impl_->begin(step, world);
 }
 

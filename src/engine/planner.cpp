@@ -1,7 +1,9 @@
 #include "engine/planner.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <exception>
+#include <set>
 #include <vector>
 
 #include <fmt/format.h>
@@ -186,19 +188,24 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   return {};
 }
 
-// Rank 0 warns before the disk is full. A disk that does not tell its free space is not watched: the save itself says
-// what is wrong with it.
+// One rank for each directory warns before the disk is full. A disk that does not tell its free space is not watched:
+// the save itself says what is wrong with it.
 void Planner::watch_free_space(std::uint64_t own_bytes) {
-  if (options_.rank != 0) return;
+  if (!shared_.leads_node || options_.path.empty()) return;
   const auto free_bytes = shared_.fs->free_bytes(options_.path);
   if (!free_bytes) return;
-  std::uint64_t version_bytes = own_bytes * options_.world;  // until a version of all ranks is there to tell
-  std::uint64_t present = jobs_.snapshots().size() - 1;      // this one is in flight too
+  // Until a version of all ranks is there to tell. On a directory of this node alone there is only this node's share.
+  std::uint64_t version_bytes = own_bytes * (options_.node_local ? options_.local_ranks : options_.world);
+  std::uint64_t present = jobs_.snapshots().size() - 1;  // this one is in flight too
+  const std::set<VersionName> held = shared_.held();
   {
     const auto live = live_.lock();
     const auto& versions = live->list();
-    if (options_.world > 1 && !versions.empty()) version_bytes = versions.back().size_bytes;
-    present += std::min<std::uint64_t>(versions.size(), options_.keep);  // what is beyond keep goes, or is pinned
+    if (options_.world > 1 && !options_.node_local && !versions.empty()) version_bytes = versions.back().size_bytes;
+    // What is beyond keep goes, is pinned, or waits for a lower tier.
+    const std::size_t kept = std::min<std::size_t>(versions.size(), options_.keep);
+    present += kept;
+    for (std::size_t i = 0; i + kept < versions.size(); ++i) present += held.contains(name_of(versions[i])) ? 1 : 0;
   }
   if (const auto warning = space_.check(*free_bytes, version_bytes, present))
     log_.warn("{}: {}", *warning, options_.path);
@@ -209,7 +216,10 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
 Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text) {
   if (!text.empty()) SW_TRY(versions.place_attempt(text));
   SW_ASSIGN(Attempt attempt, versions.accept(number, options_.rank, protocol_->id()));
-  if (options_.node_local && versions.lead_node()) cleaner_.begin_deleting();
+  if (options_.node_local && versions.lead_node()) {
+    cleaner_.begin_deleting();
+    shared_.leads_node = true;
+  }
   return attempt;
 }
 

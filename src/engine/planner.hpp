@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "engine/engine_shared.hpp"
-#include "engine/free_space_watch.hpp"
 #include "engine/pipeline_maker.hpp"
+#include "tiers/free_space_watch.hpp"
 
 namespace slackwater {
 
@@ -49,7 +49,7 @@ class Planner {
 
   std::optional<std::pair<std::uint64_t, Attempt>> claimed_;  // epoch and attempt; the other ranks may not know it yet
 
-  FreeSpaceWatch space_{options_.keep, options_.in_flight};
+  FreeSpaceWatch space_{options_.keep, options_.in_flight, shared_.promotions.most_held()};
 
   std::jthread thread_;  // started last
 };

@@ -7,7 +7,6 @@
 
 #include "base/result.hpp"
 #include "engine/node_exchange.hpp"
-#include "tiers/node_fetch.hpp"
 #include "tiers/tier_scan.hpp"
 
 namespace slackwater {
@@ -61,19 +60,37 @@ std::vector<TierPlace> RestoreSource::sources() const {
   return places;
 }
 
+NodeFetch::Options RestoreSource::fetch_options(const std::function<void()>& on_progress) const {
+  return {.rank = shared_.options.rank, .direct_io = shared_.options.direct_io, .on_progress = on_progress};
+}
+
 void RestoreSource::fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
                           const std::function<void()>& on_progress) {
   if (!fetches()) return;
-  NodeFetch fetch(overlay_->tiers().front(), sources(),
-                  {.rank = shared_.options.rank, .direct_io = shared_.options.direct_io, .on_progress = on_progress},
-                  log_);
+  NodeFetch fetch(overlay_->tiers().front(), sources(), fetch_options(on_progress), log_);
   if (const Status fetched = fetch.fetch(version, saved_by); !fetched)
     log_.warn("step {} is read from a lower tier, because it could not be copied to {}: {}", version.step,
               shared_.options.path, fetched.error().to_string());
 }
 
-bool RestoreSource::move_on(const VersionName& version, const Error& error) {
+// With several ranks, each that needs a damaged file would read it from below. Instead one of them copies it to tier 0,
+// and all read tier 0 again.
+bool RestoreSource::mend(const VersionName& version, const Error& error, const std::function<void()>& on_progress) {
+  if (!fetches() || error.kind != ErrorKind::kCorrupt) return false;
+  const std::string directory = version_path(shared_.options.path, version) + "/";
+  if (!error.path.starts_with(directory) || !mended_.insert(error.path).second) return false;
+  const std::string name = error.path.substr(directory.size());
+  NodeFetch fetch(overlay_->tiers().front(), sources(), fetch_options(on_progress), log_);
+  // If that fails, the file can still be read from below, or an error says why not.
+  if (!fetch.mend(version, name)) return false;
+  log_.warn("step {}: {} was damaged on {} and was copied back from a lower tier: {}", version.step, name,
+            shared_.options.path, error.message);
+  return true;
+}
+
+bool RestoreSource::move_on(const VersionName& version, const Error& error, const std::function<void()>& on_progress) {
   if (!overlay_) return false;
+  if (mend(version, error, on_progress)) return true;
   const auto move = overlay_->move_on(error);
   if (!move) return false;
   log_.warn("step {}: {} cannot be used on {} and is read from {} instead: {}", version.step, move->name,

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "engine/engine_shared.hpp"
+#include "tiers/node_fetch.hpp"
 #include "tiers/other_nodes_files.hpp"
 #include "tiers/tier_overlay.hpp"
 #include "tiers/version_repair.hpp"
@@ -35,8 +37,9 @@ class RestoreSource {
   void fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
              const std::function<void()>& on_progress);
 
-  // Reading this version failed. True: one file comes from another tier now, so try the same version again.
-  [[nodiscard]] bool move_on(const VersionName& version, const Error& error);
+  // Reading this version failed. True: one file comes from another tier now, or is whole on tier 0 again, so try the
+  // same version again.
+  [[nodiscard]] bool move_on(const VersionName& version, const Error& error, const std::function<void()>& on_progress);
   // The error once move_on() has returned false, with what was tried where.
   [[nodiscard]] Error explain(Error error) const;
 
@@ -47,12 +50,15 @@ class RestoreSource {
 
  private:
   [[nodiscard]] std::vector<TierPlace> sources() const;  // the lower tiers that can be reached
+  [[nodiscard]] NodeFetch::Options fetch_options(const std::function<void()>& on_progress) const;
+  [[nodiscard]] bool mend(const VersionName& version, const Error& error, const std::function<void()>& on_progress);
 
   EngineShared& shared_;
   const Log& log_ = shared_.log;
   const std::vector<TierPlace> lower_tiers_;
   OtherNodesFiles others_;              // what other nodes sent
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
+  std::set<std::string> mended_;  // files on tier 0 that were damaged, each tried once
   bool logged_unreachable_ = false;
   std::uint32_t newest_attempt_ = 0;  // on any tier
 };

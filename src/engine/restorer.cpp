@@ -193,7 +193,7 @@ Status Restorer::place_version(RestoreSource& source, const CatalogEntry& entry,
   for (;;) {
     Status status = place_from(source.fs(), &source, entry, options, plan, placing);
     if (status || placing.refusal) return status;
-    if (source.move_on(entry.name, status.error())) continue;
+    if (source.move_on(entry.name, status.error(), placing.on_progress)) continue;
     // It never came to disk, so there is nothing to be lost: the version before it is the newest.
     if (in_memory && status.error().kind == ErrorKind::kNotFound) return *in_memory;
     return fail(source.explain(std::move(status).error()));

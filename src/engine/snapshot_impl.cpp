@@ -1,7 +1,6 @@
 #include "engine/snapshot_impl.hpp"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -27,30 +26,18 @@ Error disowned_error() {
                .path = {}};
 }
 
-Error torn_error(const std::vector<std::string>& tensors) {
-  const bool one = tensors.size() == 1;
-  return Error{
-      .kind = ErrorKind::kTorn,
-      .message = fmt::format("tensor '{}'{} written to between save() and the fence; call fence() before "
-                             "writing to {} (captured inside save() from now on)",
-                             tensors.at(0), one ? " was" : fmt::format(" and {} more were", tensors.size() - 1),
-                             one ? "it" : "them"),
-      .path = {},
-      .tensor = tensors.front()};
-}
-
-Error freed_error(const std::vector<std::string>& tensors) {
-  const bool one = tensors.size() == 1;
-  return Error{.kind = ErrorKind::kTorn,
-               .message = fmt::format(
-                   "the memory of tensor '{}'{} was freed or moved between save() and the fence; call "
-                   "fence(host=True) before freeing, resizing or offloading {}",
-                   tensors.at(0), one ? "" : fmt::format(" and of {} more", tensors.size() - 1), one ? "it" : "them"),
-               .path = {},
-               .tensor = tensors.front()};
-}
-
 namespace {
+
+double seconds_since(Snapshot::Impl::Instant::time_point began) {
+  return std::chrono::duration<double>(Snapshot::Impl::Instant::now() - began).count();
+}
+
+std::string standing(const Progress& progress, bool sealed) {
+  return fmt::format("it is {}, {} of {} staged, {} written{}", to_string(progress.level),
+                     format_bytes(progress.staged_bytes), format_bytes(progress.total_bytes),
+                     format_bytes(progress.written_bytes),
+                     sealed ? "" : ", and the caller has not confirmed yet that its tensors are unchanged");
+}
 
 Error stalled_error(std::chrono::milliseconds stall_timeout) {
   return Error{.kind = ErrorKind::kTimeout,
@@ -81,7 +68,7 @@ bool make_streams_wait(std::span<const DevicePoint> points, std::span<const Stre
 }  // namespace
 
 Snapshot::Impl::Impl(const Spec& spec, std::shared_ptr<EngineStatus> engine_status)
-    : spec_(spec), engine_status_(std::move(engine_status)), sealed_(!spec.sealed_by_caller) {
+    : spec_(spec), engine_status_(std::move(engine_status)), verdict_(!spec.sealed_by_caller) {
   stats_.tensor_count = spec.tensor_count;
   stats_.at_once_bytes = spec.at_once_bytes;
   stats_.busy_seconds = spec.busy_seconds;
@@ -102,14 +89,14 @@ Status Snapshot::Impl::fence(std::span<const StreamRef> streams) {
     if (ordered) {
       ++stats_.device_fences;
       note_time();
-      if (error_) return slackwater::fail(*error_);
+      if (verdict_.error()) return slackwater::fail(*verdict_.error());
       return {};
     }
     free = wait_for_copies(lock, false);
   }
   ++stats_.host_fences;
   note_time();
-  if (error_) return slackwater::fail(*error_);
+  if (verdict_.error()) return slackwater::fail(*verdict_.error());
   if (!free) return slackwater::fail(stalled_error(spec_.stall_timeout));
   return {};
 }
@@ -138,19 +125,24 @@ Status Snapshot::Impl::wait(Level level, std::optional<std::chrono::milliseconds
   if (engine_status_->is_disowned()) return slackwater::fail(disowned_error());
   if (level == Level::kFenced) hooks_.want_all_queued();
   std::unique_lock lock(mutex_);
-  const auto over = [&] { return level_ >= level || error_.has_value(); };
+  const auto over = [&] { return level_ >= level || verdict_.error().has_value(); };
   if (!timeout) {
     changed_.wait(lock, over);
   } else if (!changed_.wait_for(lock, *timeout, over)) {
     return slackwater::fail(
         Error{.kind = ErrorKind::kTimeout,
               .message = fmt::format("step {} is not {} after {}: {}", spec_.step, to_string(level),
-                                     format_seconds(std::chrono::duration<double>(*timeout).count()), standing()),
+                                     format_seconds(std::chrono::duration<double>(*timeout).count()),
+                                     standing({.level = level_,
+                                               .total_bytes = stats_.total_bytes,
+                                               .staged_bytes = staged_bytes_.load(std::memory_order_relaxed),
+                                               .written_bytes = written_bytes_.load(std::memory_order_relaxed)},
+                                              verdict_.sealed())),
               .path = {},
               .retryable = true});
   }
   // An error after the level was reached (a torn capture found at the commit) still means that the snapshot failed.
-  if (error_) return slackwater::fail(*error_);
+  if (verdict_.error()) return slackwater::fail(*verdict_.error());
   return {};
 }
 
@@ -179,7 +171,7 @@ void Snapshot::Impl::seal(std::vector<std::string> torn_tensors, const std::vect
   }
   {
     std::lock_guard lock(mutex_);
-    sealed_ = true;
+    verdict_.seal();
   }
   changed_.notify_all();
 }
@@ -187,14 +179,14 @@ void Snapshot::Impl::seal(std::vector<std::string> torn_tensors, const std::vect
 std::optional<Error> Snapshot::Impl::error() const {
   if (engine_status_->is_disowned()) return disowned_error();
   std::lock_guard lock(mutex_);
-  return error_;
+  return verdict_.error();
 }
 
 Progress Snapshot::Impl::progress() const {
   if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
   return Progress{.level = level_,
-                  .failed = error_.has_value(),
+                  .failed = verdict_.error().has_value(),
                   .total_bytes = stats_.total_bytes,
                   .staged_bytes = staged_bytes_.load(std::memory_order_relaxed),
                   .written_bytes = written_bytes_.load(std::memory_order_relaxed)};
@@ -219,7 +211,7 @@ void Snapshot::Impl::set_part(std::string part) {
 
 void Snapshot::Impl::finish_save() {
   std::lock_guard lock(mutex_);
-  stats_.save_seconds = since_save_began();
+  stats_.save_seconds = seconds_since(spec_.save_began);
 }
 
 void Snapshot::Impl::set_total(std::uint64_t total_bytes) {
@@ -242,20 +234,20 @@ void Snapshot::Impl::reach(Level level, std::vector<DevicePoint> points) {
   engine_status_->note_progress();
   {
     std::lock_guard lock(mutex_);
-    if (error_ || level <= level_) return;
+    if (verdict_.error() || level <= level_) return;
     level_ = level;
     switch (level) {
       case Level::kCaptured: break;
       case Level::kFenced:
         points_ = std::move(points);
-        stats_.fenced_seconds = since_save_began();
+        stats_.fenced_seconds = seconds_since(spec_.save_began);
         break;
       case Level::kStaged:
-        stats_.staged_seconds = since_save_began();
+        stats_.staged_seconds = seconds_since(spec_.save_began);
         if (stats_.fenced_seconds == 0) stats_.fenced_seconds = stats_.staged_seconds;
         break;
-      case Level::kDurable: stats_.durable_seconds = since_save_began(); break;
-      case Level::kCommitted: stats_.committed_seconds = since_save_began(); break;
+      case Level::kDurable: stats_.durable_seconds = seconds_since(spec_.save_began); break;
+      case Level::kCommitted: stats_.committed_seconds = seconds_since(spec_.save_began); break;
     }
   }
   changed_.notify_all();
@@ -273,8 +265,7 @@ void Snapshot::Impl::release_sources() {
 void Snapshot::Impl::fail(Error error) {
   {
     std::lock_guard lock(mutex_);
-    if (error_ || deciding_) return;
-    error_ = std::move(error);
+    if (!verdict_.fail(std::move(error))) return;
   }
   changed_.notify_all();
 }
@@ -286,40 +277,32 @@ void Snapshot::Impl::fail_torn(std::vector<std::string> tensors, std::optional<E
   {
     // Under one lock: if sw-commit finds the snapshot sealed, it must find the error too.
     std::lock_guard lock(mutex_);
-    sealed_ = true;
-    if (!error_ && !deciding_) error_ = std::move(error);
-    // The engine and the caller check in different ways, so each may find tensors that the other does not.
-    if (error_ && error_->kind == ErrorKind::kTorn) {
-      const std::set<std::string, std::less<>> known(torn_tensors_.begin(), torn_tensors_.end());
-      for (std::string& tensor : tensors)
-        if (!known.contains(tensor)) torn_tensors_.push_back(std::move(tensor));
-    }
+    verdict_.fail_torn(std::move(tensors), std::move(*error));
   }
   changed_.notify_all();
 }
 
 std::optional<Error> Snapshot::Impl::begin_decision() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return sealed_ || error_.has_value(); });
-  if (!error_) deciding_ = true;
-  return error_;
+  changed_.wait(lock, [&] { return verdict_.ready(); });
+  verdict_.begin_decision();
+  return verdict_.error();
 }
 
 std::optional<Error> Snapshot::Impl::wait_sealed() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return sealed_ || error_.has_value(); });
-  return error_;
+  changed_.wait(lock, [&] { return verdict_.ready(); });
+  return verdict_.error();
 }
 
 void Snapshot::Impl::conclude(const Status& outcome) {
   engine_status_->note_progress();
   {
     std::lock_guard lock(mutex_);
+    verdict_.conclude(outcome);
     if (outcome) {
       level_ = Level::kCommitted;
-      stats_.committed_seconds = since_save_began();
-    } else if (!error_) {
-      error_ = outcome.error();
+      stats_.committed_seconds = seconds_since(spec_.save_began);
     }
   }
   changed_.notify_all();
@@ -328,18 +311,7 @@ void Snapshot::Impl::conclude(const Status& outcome) {
 std::vector<std::string> Snapshot::Impl::torn_tensors() const {
   if (engine_status_->is_disowned()) return {};
   std::lock_guard lock(mutex_);
-  return torn_tensors_;
-}
-
-double Snapshot::Impl::since_save_began() const {
-  return std::chrono::duration<double>(Instant::now() - spec_.save_began).count();
-}
-
-std::string Snapshot::Impl::standing() const {
-  return fmt::format("it is {}, {} of {} staged, {} written{}", to_string(level_),
-                     format_bytes(staged_bytes_.load(std::memory_order_relaxed)), format_bytes(stats_.total_bytes),
-                     format_bytes(written_bytes_.load(std::memory_order_relaxed)),
-                     sealed_ ? "" : ", and the caller has not confirmed yet that its tensors are unchanged");
+  return verdict_.torn_tensors();
 }
 
 }  // namespace slackwater

@@ -18,6 +18,7 @@
 #include "device/async_device.hpp"
 #include "engine/engine_status.hpp"
 #include "engine/snapshot_hooks.hpp"
+#include "engine/snapshot_verdict.hpp"
 #include "slackwater/engine.hpp"
 #include "stage/stager.hpp"
 
@@ -74,8 +75,6 @@ class Snapshot::Impl {
   [[nodiscard]] std::vector<std::string> torn_tensors() const;
 
  private:
-  [[nodiscard]] double since_save_began() const;
-  [[nodiscard]] std::string standing() const;  // needs mutex_
   // Waits until the sources are released. With `queued_is_enough`: or until all copies are queued. False: the snapshot
   // was given up, and a device still reads the sources.
   [[nodiscard]] bool wait_for_copies(std::unique_lock<std::mutex>& lock, bool queued_is_enough);
@@ -91,21 +90,14 @@ class Snapshot::Impl {
   mutable std::mutex mutex_;  // guards all below
   mutable std::condition_variable changed_;
   Level level_ = Level::kCaptured;
-  std::optional<Error> error_;
+  SnapshotVerdict verdict_;
   std::string part_;  // of State::part
-  std::vector<std::string> torn_tensors_;
   bool released_ = false;
   std::vector<DevicePoint> points_;  // after all copies of each device; empty once released
-  bool sealed_;
-  bool deciding_ = false;
   SnapshotStats stats_;
 };
 
 // The error of every call in a forked child.
 [[nodiscard]] Error disowned_error();
-// The error of a snapshot whose tensor changed between save() and the fence.
-[[nodiscard]] Error torn_error(const std::vector<std::string>& tensors);
-// The same, for a tensor whose memory went away there.
-[[nodiscard]] Error freed_error(const std::vector<std::string>& tensors);
 
 }  // namespace slackwater

@@ -5,6 +5,7 @@
 // Lifetime: what it is given outlives it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -35,6 +36,7 @@ struct PromotionSource {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
+  const std::atomic<bool>* leads_node = nullptr;  // see TierWork
   std::function<void()> on_released = [] {};  // a version need not be held on tier 0 any more
 };
 

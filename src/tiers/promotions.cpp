@@ -60,6 +60,13 @@ std::set<VersionName> Promotions::held() const {
   return all;
 }
 
+// Those that wait, and the one that is being copied.
+std::uint64_t Promotions::most_held() const {
+  std::uint64_t most = 0;
+  for (const auto& promoter : promoters_) most += promoter->tier().options().backlog + 1;
+  return most;
+}
+
 std::vector<TierStatus> Promotions::status() const {
   std::vector<TierStatus> all;
   for (const auto& promoter : promoters_) all.push_back(promoter->backlog().status());

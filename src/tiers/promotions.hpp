@@ -34,6 +34,7 @@ class Promotions {
   void remove(const VersionName& version);  // the user deleted it
   // The versions that retention on tier 0 leaves alone: due on a tier, and not there yet.
   [[nodiscard]] std::set<VersionName> held() const;
+  [[nodiscard]] std::uint64_t most_held() const;  // how many that can be at most
 
   [[nodiscard]] std::vector<TierStatus> status() const;
   // Waits until every version that is due is on its tier. Gives up at the deadline, or when a tier has made no progress

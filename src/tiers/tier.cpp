@@ -15,19 +15,35 @@ Tier::Tier(TierOptions options, std::string root, std::unique_ptr<FileSystem> fs
 Tier::Tier(TierOptions options, std::string root, FileSystem& fs)
     : options_(std::move(options)), root_(std::move(root)), fs_(&fs) {}
 
+Status check_tier_location(std::string_view location) {
+  if (!location.empty() && (is_object_location(location) || location.find("://") == std::string_view::npos)) return {};
+  return fail(ErrorKind::kInvalidArgument, "takes a directory, or s3://bucket/prefix");
+}
+
+Status check_tier_count(std::uint64_t value) {
+  if (value > 0) return {};
+  return fail(ErrorKind::kInvalidArgument, "takes a whole number, 1 or more");
+}
+
 Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
   std::string root = options.location;
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
-  if (root.empty())
-    return fail(ErrorKind::kInvalidArgument, "a tier needs a location: a directory, or s3://bucket/prefix");
-  if (options.every == 0) return fail(ErrorKind::kInvalidArgument, "every must be 1 or more", root);
-  if (options.backlog == 0) return fail(ErrorKind::kInvalidArgument, "backlog must be 1 or more", root);
+  const auto checked = [&](const char* name, Status status) -> Status {
+    if (status) return {};
+    return fail(ErrorKind::kInvalidArgument, fmt::format("'{}' of a tier {}", name, status.error().message), root);
+  };
+  SW_TRY(checked("location", check_tier_location(root)));
+  SW_TRY(checked("every", check_tier_count(options.every)));
+  SW_TRY(checked("backlog", check_tier_count(options.backlog)));
+  if (options.node_local) {
+    return fail(ErrorKind::kInvalidArgument,
+                "node_local is for the first tier, to which the ranks save; all nodes must share the lower tiers",
+                root);
+  }
   if (is_object_location(root)) {
     SW_ASSIGN(auto fs, make_object_file_system(root, options.s3, Access::kWrite));
     return Tier(std::move(options), std::move(root), std::move(fs));
   }
-  if (root.find("://") != std::string::npos)
-    return fail(ErrorKind::kInvalidArgument, "a tier is a directory, or s3://bucket/prefix", root);
   return Tier(std::move(options), std::move(root), local);
 }
 

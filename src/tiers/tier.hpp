@@ -6,13 +6,19 @@
 // Lifetime: the local FileSystem outlives it.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "os/file_system.hpp"
 #include "slackwater/options.hpp"
 
 namespace slackwater {
+
+// What the options of a tier may be, whether they come as text or as values. kInvalidArgument says what they take.
+[[nodiscard]] Status check_tier_location(std::string_view location);
+[[nodiscard]] Status check_tier_count(std::uint64_t value);  // `every` and `backlog`
 
 class Tier {
  public:

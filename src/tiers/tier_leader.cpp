@@ -27,6 +27,22 @@ CopyOptions TierWork::copy_options(const std::stop_token& stop) const {
           }};
 }
 
+// With a directory on each node, the rank of a number may be on another node now than when it saved. So the leader of a
+// node copies whatever its node has of versions of earlier runs. What two nodes have may be copied twice, with the same
+// bytes.
+Status TierWork::copy_share(const VersionFiles& files, VersionCopier& copier, std::uint32_t attempt,
+                            const CopyOptions& options) const {
+  const bool by_node = leads_node != nullptr && files.name().attempt != attempt;
+  for (const RecordReference& reference : files.manifest().records) {
+    if (by_node ? !*leads_node : reference.rank % world != rank) continue;
+    Status copied = copier.copy_rank(reference, options);
+    const bool elsewhere = by_node && !copied && copied.error().kind == ErrorKind::kNotFound &&
+                           copied.error().path.starts_with(local_root + "/");
+    if (!copied && !elsewhere) return copied;
+  }
+  return {};
+}
+
 TierLeader::TierLeader(const TierWork& work)
     : work_(work), policy_{.keep = work.tier.options().keep, .keep_every = work.tier.options().keep_every} {}
 
@@ -123,6 +139,7 @@ Status TierLeader::begin_next() {
       clean_due_ = true;
       continue;
     }
+    watch_free_space(here.live_versions().size(), files->manifest().size_bytes);
     copy_ = std::make_unique<Copy>(std::move(*files), work_.tier);
     work_.backlog.begin_copy(version);
     return {};
@@ -145,8 +162,7 @@ Result<TierWorker::Outcome> TierLeader::continue_copy(const std::stop_token& sto
     copy_->sent_bytes += size_bytes;
     note(size_bytes);
   };
-  for (const RecordReference& reference : copy_->files.manifest().records)
-    if (work_.owns(reference)) SW_TRY(copy_->copier.copy_rank(reference, options));
+  SW_TRY(work_.copy_share(copy_->files, copy_->copier, attempt_, options));
   SW_ASSIGN(const std::vector<std::uint32_t> missing, copy_->copier.missing_ranks());
   if (!missing.empty()) return await_others(missing);
   SW_TRY(publish(version));
@@ -204,6 +220,14 @@ void TierLeader::settle_failure(const Error& error) {
 void TierLeader::end_copy() {
   copy_.reset();
   work_.backlog.end_copy();
+}
+
+// A directory that is almost full. An object store does not tell.
+void TierLeader::watch_free_space(std::uint64_t present, std::uint64_t version_bytes) {
+  const auto free_bytes = work_.tier.fs().free_bytes(work_.tier.root());
+  if (!free_bytes) return;
+  if (const auto warning = space_.check(*free_bytes, version_bytes, present))
+    work_.log.warn("{}: {}", *warning, work_.tier.root());
 }
 
 // Deleting.

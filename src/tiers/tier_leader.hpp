@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "tiers/free_space_watch.hpp"
 #include "tiers/tier_worker.hpp"
 #include "version/retention.hpp"
 #include "version/version_store.hpp"
@@ -47,9 +48,11 @@ class TierLeader final : public TierWorker {
   [[nodiscard]] Result<Outcome> await_others(const std::vector<std::uint32_t>& missing);
   void settle_failure(const Error& error);
   void end_copy();
+  void watch_free_space(std::uint64_t present, std::uint64_t version_bytes);
 
   const TierWork work_;
   const RetentionPolicy policy_;
+  FreeSpaceWatch space_{policy_.keep, 1};
   std::unique_ptr<VersionStore> store_;  // null until the tier could be reached
   std::uint32_t attempt_ = 0;            // claimed on this tier
   bool clean_due_ = false;

@@ -67,12 +67,7 @@ Status TierMember::copy_own(const VersionName& version, const std::stop_token& s
   if (!files) return fail(files.error());
   VersionCopier copier(*files, work_.tier.fs(), work_.tier.root());
   work_.backlog.begin_copy(version);
-  Status copied;
-  for (const RecordReference& reference : files->manifest().records) {
-    if (!work_.owns(reference)) continue;
-    copied = copier.copy_rank(reference, work_.copy_options(stop));
-    if (!copied) break;
-  }
+  const Status copied = work_.copy_share(*files, copier, attempt_, work_.copy_options(stop));
   work_.backlog.end_copy();
   if (copied) {
     copied_.insert(version);

@@ -5,6 +5,7 @@
 // Owned by a Promoter. Thread rule: all calls belong to the promoter's thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -34,9 +35,13 @@ struct TierWork {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
+  // With a directory on each node: whether this rank leads the ranks of its node. Null: all share tier 0.
+  const std::atomic<bool>* leads_node = nullptr;
 
-  // Whether this rank copies the files of a rank that wrote the version, perhaps in a run with more or fewer ranks.
-  [[nodiscard]] bool owns(const RecordReference& reference) const { return reference.rank % world == rank; }
+  // Copies this rank's share of a version, which an earlier run may have saved with more or fewer ranks, or with its
+  // ranks on other nodes. `attempt` is that of this run.
+  [[nodiscard]] Status copy_share(const VersionFiles& files, VersionCopier& copier, std::uint32_t attempt,
+                                  const CopyOptions& options) const;
   [[nodiscard]] CopyOptions copy_options(const std::stop_token& stop) const;
 };
 

@@ -29,6 +29,7 @@ def run(name: str, root: Path) -> subprocess.CompletedProcess[str]:
 
 check_folders = script("check_folders")
 check_columns = script("check_columns")
+check_sizes = script("check_sizes")
 
 # A small repository that keeps all rules: folder -> (what its CMakeLists.txt uses, what its header includes).
 TREE = {
@@ -273,3 +274,61 @@ def test_exceptions_reach_no_further_than_their_reason(repository: Path) -> None
         "a.md:3",
         "a.md:9",
     ]
+
+
+# 26 methods and much that is none of them.
+LARGE_CLASS = """
+class Large final : public Base<int()> {
+ public:
+  explicit Large(int value) : value_(value) {}
+  ~Large();
+  Large& operator=(const Large&) = delete;
+  bool operator()(int) const { return true; }
+  friend void help(Large&);
+  using Call = std::function<void(int)>;
+  static_assert(sizeof(int) == 4);
+  struct Inner {
+    int first() const { return 1; }
+  };
+  template <class T>
+  [[nodiscard]] T method_0(const std::map<int, int>& map = {{1, 2}}) const { return map.at(f(1)); }
+METHODS
+  // int commented_out();
+  const char* text_ = "int in_text();";
+  std::function<void()> call_ = [] { nothing(); };
+  int value_{size_of(3)};
+};
+"""
+
+
+def large_class(methods: int) -> str:
+    declared = "\n".join(f"  [[nodiscard]] virtual int method_{i}(int (*call)(int)) = 0;" for i in range(1, methods))
+    return LARGE_CLASS.replace("METHODS", declared)
+
+
+def test_files_and_classes_of_this_repository_are_not_too_large() -> None:
+    assert check_sizes.check(ROOT) == []
+
+
+def test_a_class_with_too_many_methods_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "src/large.hpp", large_class(25))
+    assert check_sizes.check(tmp_path) == []
+    write(tmp_path / "src/large.hpp", large_class(26))
+    refused = run("check_sizes", tmp_path)
+    assert refused.returncode == 1
+    assert refused.stdout == "src/large.hpp: Large has 26 methods; 25 is the limit\n"
+
+
+def test_methods_of_a_python_class_are_counted(tmp_path: Path) -> None:
+    lines = ["class Large:", "    def __init__(self): ...", "    def __len__(self): ..."]
+    lines += [f"    def method_{i}(self): ..." for i in range(25)]
+    write(tmp_path / "python/large.py", *lines)
+    assert check_sizes.check(tmp_path) == []
+    write(tmp_path / "python/large.py", *lines, "    async def _private(self): ...")
+    assert check_sizes.check(tmp_path) == ["python/large.py: Large has 26 methods; 25 is the limit"]
+
+
+def test_a_file_that_is_too_long_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "bench/long.cpp", *["int x;"] * 501)
+    write(tmp_path / "tests/long.cpp", *["int x;"] * 501)
+    assert check_sizes.check(tmp_path) == ["bench/long.cpp: has 501 lines; 500 is the limit"]

@@ -406,7 +406,7 @@ def test_stores_without_a_second_client_give_way_to_the_directory(
         with caplog.at_level(logging.WARNING, "slackwater"):
             assert find_ranks("auto", None, None) == transport.Ranks(1, 4, None)
         assert len(caplog.records) == 1
-        with pytest.raises(sw.UsageError, match="no second client"):
+        with pytest.raises(sw.UsageError, match="does not support a second client"):
             find_ranks("torch", None, None)
 
 

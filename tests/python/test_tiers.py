@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import slackwater as sw
@@ -43,6 +44,46 @@ def test_without_a_path_the_first_tier_is_tier_0(tmp_path: Path) -> None:
     assert sw.load(tmp_path / "b")["n"] == 3
 
 
+def test_the_first_tier_gives_every_and_keep_of_the_run(tmp_path: Path) -> None:
+    with sw.Checkpointer(tiers=[sw.Tier(tmp_path / "a", every=2, keep=3, keep_every=4)]) as ckpt:
+        saved = [step for step in range(1, 15) if ckpt.save(step, {"n": step})]
+        ckpt.wait()
+    assert saved == [2, 4, 6, 8, 10, 12, 14]
+    assert ckpt.path == str(tmp_path / "a")
+    with sw.Checkpointer(tmp_path / "a") as again:
+        assert again.steps() == [4, 8, 10, 12, 14]
+
+
+@pytest.mark.parametrize(
+    ("options", "tier", "message"),
+    [
+        ({}, {"bandwidth": "1MiB", "backlog": 2}, "does not have these options: bandwidth, backlog"),
+        ({"keep": 5}, {"keep": 3}, "keep is given twice: 5, and 3 of the first tier"),
+        ({"every": 5}, {"every": 3}, "every is given twice"),
+        ({}, {"location": "s3://bucket/run"}, "the first tier must be a directory; list s3:// tiers after it"),
+        ({}, {"every": "often"}, "every is 'often'; it is a whole number, 1 or more"),
+        ({}, {"keep": object()}, "keep of a tier is an object; expected a number, text or bool"),
+    ],
+)
+def test_what_a_first_tier_cannot_have_is_refused(
+    options: dict[str, Any], tier: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(sw.UsageError, match=message):
+        sw.Checkpointer(tiers=[sw.Tier(**{"location": tmp_path / "a", **tier})], **options)
+    assert not (tmp_path / "a").exists()
+
+
+def test_an_options_file_has_arguments_of_python_too(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    options = {"tiers": [{"location": str(tmp_path / "run"), "keep": 0}], "every": 2, "keep_best": "max:1:score"}
+    file.write_text(json.dumps({**options, "direct_io": "no", "stall_timeout": "30"}))
+    with sw.Checkpointer.from_file(file) as ckpt:
+        for step in range(1, 5):
+            ckpt.save(step, {"n": step}, metadata={"score": step})
+        ckpt.wait()
+        assert ckpt.steps() == [2, 4]
+
+
 def test_a_dead_tier_does_not_stop_training_and_close_names_what_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     ckpt = sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "file" / "run"], copy_timeout=0.2)
@@ -69,10 +110,12 @@ def test_an_options_file_makes_the_same_checkpointer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "holds a list"),
+        ("[]", "is not a JSON object"),
         ("{", "is not JSON"),
-        ('{"tiers": 3}', "'tiers' in the options file"),
-        ('{"path": "x", "tiers": [{"place": "/a"}]}', "a tier in the options file"),
+        ('{"tiers": 3}', "takes a list of objects for 'tiers'"),
+        ('{"path": "x", "tiers": [{"place": "/a"}]}', "there is no tier option 'place'"),
+        ('{"path": "x", "evry": 2}', "there is no option 'evry'; there are: .*every"),
+        ('{"path": "x", "keep": "many"}', "option 'keep' was given 'many'"),
     ],
 )
 def test_a_wrong_options_file_says_what_is_wrong(text: str, message: str, tmp_path: Path) -> None:

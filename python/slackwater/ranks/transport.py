@@ -61,9 +61,12 @@ def find_ranks(transport: Transport, rank: int | None, world: int | None, local_
     if store is None:
         if transport == "torch":
             raise UsageError(
-                "coordinator is 'torch', but the job's store makes no second client; use TCPStore, or 'directory'"
+                "coordinator is 'torch', but the job's store does not support a second client; use TCPStore, or "
+                "'directory'"
             )
-        logger.warning("the job's store makes no second client: the ranks talk through the shared directory instead")
+        logger.warning(
+            "the job's store does not support a second client: the ranks talk through the shared directory instead"
+        )
     return Ranks(rank, world, local, store)
 
 

@@ -3,16 +3,12 @@
 
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "os/file_system.hpp"
 #include "slackwater/error.hpp"
 #include "slackwater/options.hpp"
 
 namespace slackwater {
-
-// "s3://bucket/prefix". Everything else is a path on this machine.
-[[nodiscard]] bool is_object_location(std::string_view location);
 
 enum class Access : std::uint8_t {
   kRead,   // names and sizes come from one list for the whole scan: FileSystem::refresh()

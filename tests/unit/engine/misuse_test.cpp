@@ -161,5 +161,91 @@ TEST_F(MisuseTest, UnknownOptionsAreNamed) {
   EXPECT_EQ(some.copy_turn_bytes, 0u);
 }
 
+TEST_F(MisuseTest, AFirstTierHasNoOptionsOfACopy) {
+  Options some = options();
+  some.tiers.push_back({.location = some.path, .every = 5, .bandwidth_bytes = 1000});
+  some.path.clear();
+  const auto engine = Engine::open(some);
+  ASSERT_FALSE(engine);
+  expect_error(engine.error(), ErrorKind::kInvalidArgument, "does not have these options: every, bandwidth");
+  expect_error(check_first_tier({.location = "s3://b/run"}).error(), ErrorKind::kInvalidArgument,
+               "the first tier must be a directory; list s3:// tiers after it");
+}
+
+TEST_F(MisuseTest, LimitsOfATierAreTheSameForTextAndForValues) {
+  TierOptions tier{.location = directory_.path() + "/lower"};
+  expect_error(set_tier_option(tier, "every", "0").error(), ErrorKind::kInvalidArgument, "a whole number, 1 or more");
+  expect_error(set_tier_option(tier, "location", "ftp://x").error(), ErrorKind::kInvalidArgument, "s3://bucket/prefix");
+  for (TierOptions wrong : {TierOptions{.location = tier.location, .every = 0},
+                            TierOptions{.location = tier.location, .backlog = 0}}) {
+    Options some = options();
+    some.tiers = {wrong};
+    const auto engine = Engine::open(some);
+    ASSERT_FALSE(engine);
+    expect_error(engine.error(), ErrorKind::kInvalidArgument, "a whole number, 1 or more");
+  }
+  Options some = options();
+  some.tiers = {{.location = "ftp://x"}};
+  expect_error(Engine::open(some).error(), ErrorKind::kInvalidArgument, "'location' of a tier takes a directory");
+}
+
+class OptionsFileTest : public MisuseTest {
+ protected:
+  std::string write(const std::string& text) {
+    std::string path = directory_.path() + "/run.json";
+    std::ofstream(path) << text;
+    return path;
+  }
+};
+
+TEST_F(OptionsFileTest, SetsOptionsAndTiers) {
+  const auto options = load_options(write(
+      R"({"path": "/nvme/run", "keep": 3, "node_local": true, "stall_timeout": 0.5,
+          "tiers": [{"location": "/shared/run", "every": 50, "bandwidth": "1MiB"}, {"location": "s3://b/run"}]})"));
+  ASSERT_TRUE(options) << options.error().to_string();
+  EXPECT_EQ(options->path, "/nvme/run");
+  EXPECT_EQ(options->keep, 3u);
+  EXPECT_TRUE(options->node_local);
+  EXPECT_EQ(options->stall_timeout, std::chrono::milliseconds(500));
+  ASSERT_EQ(options->tiers.size(), 2u);
+  EXPECT_EQ(options->tiers[0].every, 50u);
+  EXPECT_EQ(options->tiers[0].bandwidth_bytes, kMiB);
+}
+
+TEST_F(OptionsFileTest, GivesACallerItsOwnOptionsAndTypedValues) {
+  const std::string path = write(R"({"keep": "3", "paranoid": "yes", "pool": 4096, "copy_timeout": 2, "every": 5})");
+  const auto unknown = load_options(path);
+  ASSERT_FALSE(unknown);
+  expect_error(unknown.error(), ErrorKind::kInvalidArgument, "there is no option 'every'");
+  const auto file = read_options_file(path, {"every"});
+  ASSERT_TRUE(file) << file.error().to_string();
+  EXPECT_EQ(file->options.at("keep"), OptionValue(std::int64_t{3}));
+  EXPECT_EQ(file->options.at("paranoid"), OptionValue(true));
+  EXPECT_EQ(file->options.at("pool"), OptionValue(std::string("4096")));
+  EXPECT_EQ(file->options.at("copy_timeout"), OptionValue(2.0));
+  EXPECT_EQ(file->options.at("every"), OptionValue(std::int64_t{5}));
+}
+
+TEST_F(OptionsFileTest, SaysWhatIsWrongAndInWhichFile) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"{", "is not JSON"},
+      {"[]", "is not a JSON object"},
+      {R"({"keep": null})", "'keep'"},
+      {R"({"keep": -1})", "option 'keep' was given '-1'"},
+      {R"({"colour": 1})", "there is no option 'colour'"},
+      {R"({"tiers": 3})", "a list of objects for 'tiers'"},
+      {R"({"tiers": [3]})", "a list of objects for 'tiers'"},
+      {R"({"tiers": [{}]})", "a tier without a 'location'"},
+      {R"({"tiers": [{"place": "/a"}]})", "there is no tier option 'place'"},
+  };
+  for (const auto& [text, part] : cases) {
+    const auto options = load_options(write(text));
+    ASSERT_FALSE(options) << text;
+    expect_error(options.error(), ErrorKind::kInvalidArgument, part);
+    expect_error(options.error(), ErrorKind::kInvalidArgument, "run.json");
+  }
+  expect_error(load_options("/none/run.json").error(), ErrorKind::kInvalidArgument, "cannot be read");
+}
+
 }  // namespace
 }  // namespace slackwater::test

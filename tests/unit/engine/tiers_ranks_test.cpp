@@ -8,6 +8,7 @@
 
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
+#include "support/file_bytes.hpp"
 #include "support/memory_store.hpp"
 #include "support/pattern_state.hpp"
 #include "unit/engine/engine_fixture.hpp"
@@ -124,7 +125,7 @@ TEST_F(TiersRanksTest, OneRanksDamagedFileComesFromBelowAndNoOther) {
   flip(data(upper(), 1, 1));
 
   Ranks ranks = start(3);
-  for (const auto& rank : ranks) rank->fs->watch(FsCall::kQueueRead, lower());
+  for (const auto& rank : ranks) rank->fs->watch(FsCall::kReadAt, lower() + "/step-0000000001.a1/rank-00001.safe");
   std::vector<std::string> damaged;
   EXPECT_EQ(restore_all(ranks, &damaged), 1u);
   EXPECT_TRUE(damaged.empty());
@@ -153,43 +154,61 @@ TEST_F(TiersRanksTest, DamagedOnBothTiersAllRanksUseTheVersionBeforeAndSayWhatWa
   close_all(ranks);
 }
 
-TEST_F(TiersRanksTest, WhatSeveralRanksNeedFromBelowIsReadOnce) {
-  // One rank saved; four restore it, each the whole of it. Tier 0 is lost.
-  PatternState saved({{"w", kDataBytes}, {"bias", 100}});
-  {
-    Options options = rank_options(0, 1);
-    Engine engine = open(options);
+// One rank saved; four restore it, each the whole of it.
+class ReadOnceTest : public TiersRanksTest {
+ protected:
+  void save_alone() {
+    PatternState saved({{"w", kDataBytes}, {"bias", 100}});
+    Engine engine = open(rank_options(0, 1));
     saved.fill(content(1, 0));
     auto snapshot = engine.save(1, saved.state());
     ASSERT_TRUE(snapshot);
     ASSERT_TRUE((*snapshot)->wait(Level::kCommitted));
     ASSERT_TRUE(engine.close());
+    ASSERT_TRUE(stdfs::exists(data(lower(), 1, 0)));
   }
-  stdfs::remove_all(upper());
-  ASSERT_TRUE(stdfs::exists(data(lower(), 1, 0)));
-
-  Ranks ranks = start(4);
-  std::uint64_t direct = 0;
-  std::uint64_t copied = 0;
-  for (const auto& rank : ranks) rank->fs->watch(FsCall::kReadAt, lower() + "/step-0000000001.a1/rank-00000.safe");
-  {
-    std::vector<std::jthread> threads;
+  void expect_one_read_from_below() {
+    const std::string below = lower() + "/step-0000000001.a1/rank-00000.safe";
+    Ranks ranks = start(4);
     for (const auto& rank : ranks) {
-      threads.emplace_back([rank = rank.get()] {
-        const auto restored = rank->engine->restore({}, rank->state.plan());
-        ASSERT_TRUE(restored) << restored.error().to_string();
-        EXPECT_EQ(rank->state.number(), content(1, 0));
-        EXPECT_EQ(rank->state.difference(), std::nullopt);
-      });
+      rank->fs->watch(FsCall::kReadAt, below);
+      rank->fs->fail(FsCall::kQueueRead, EIO, {.times = kAlways, .path = below});  // straight to the tensors
     }
+    {
+      std::vector<std::jthread> threads;
+      for (const auto& rank : ranks) {
+        threads.emplace_back([rank = rank.get()] {
+          const auto restored = rank->engine->restore({}, rank->state.plan());
+          ASSERT_TRUE(restored) << restored.error().to_string();
+          EXPECT_EQ(rank->state.number(), content(1, 0));
+          EXPECT_EQ(rank->state.difference(), std::nullopt);
+        });
+      }
+    }
+    std::uint64_t copied = 0;
+    for (const auto& rank : ranks) copied += rank->fs->watched_calls();
+    EXPECT_EQ(copied, 1u) << "the file has one part of 8 MiB";
+    close_all(ranks);
   }
-  for (const auto& rank : ranks) {
-    copied += rank->fs->watched_calls();
-    direct += rank->fs->count(FsCall::kQueueRead);
-  }
-  EXPECT_EQ(copied, 1u) << "the file has one part of 8 MiB";
-  EXPECT_GT(direct, 0u);
-  close_all(ranks);
+};
+
+TEST_F(ReadOnceTest, AVersionThatTier0HasLost) {
+  save_alone();
+  stdfs::remove_all(upper());
+  expect_one_read_from_below();
+}
+
+TEST_F(ReadOnceTest, ADataFileThatTier0HasLost) {
+  save_alone();
+  stdfs::remove(data(upper(), 1, 0));
+  expect_one_read_from_below();
+}
+
+TEST_F(ReadOnceTest, ADataFileThatIsDamagedOnTier0) {
+  save_alone();
+  flip(data(upper(), 1, 0));
+  expect_one_read_from_below();
+  EXPECT_EQ(read_file(data(upper(), 1, 0)), read_file(data(lower(), 1, 0))) << "it was mended";
 }
 
 TEST_F(TiersRanksTest, ARepairIsVisibleOnlyWhenAllRanksHaveCopied) {
@@ -285,6 +304,62 @@ TEST_F(NodeLocalTest, OneOfThreeNodesIsLostAndTheRunIsRestoredOnTwoFromTheTierBe
   Ranks again = start_nodes(6, [](std::uint32_t rank) { return rank % 2; });
   EXPECT_EQ(restore_all(again), 2u);
   close_all(again);
+}
+
+TEST_F(NodeLocalTest, RanksOnOtherNodesThanBeforeStillCopyWhatIsDueBelow) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  commit_all(first, 2);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(lower() + "/step-0000000001.a1");  // as if only the newer one had been copied in time
+
+  Ranks ranks = start_nodes(4, [](std::uint32_t rank) { return 1 - rank / kPerNode; });
+  EXPECT_EQ(restore_all(ranks), 2u);
+  commit_all(ranks, 3);
+  close_all(ranks);
+  const auto versions = list_versions(lower());
+  ASSERT_TRUE(versions) << versions.error().to_string();
+  std::vector<std::uint64_t> steps;
+  for (const VersionInfo& version : *versions) steps.push_back(version.step);
+  EXPECT_EQ(steps, (std::vector<std::uint64_t>{1, 2, 3})) << log();
+  EXPECT_EQ(log().find("is not copied"), std::string::npos) << log();
+}
+
+TEST_F(NodeLocalTest, WithoutALowerTierAWarningSaysWhatALostNodeCosts) {
+  Options options = rank_options(0, 2);
+  options.node_local = true;
+  options.store = std::make_shared<MemoryStore>();
+  options.tiers.clear();
+  ASSERT_TRUE(Engine::open(options));
+  EXPECT_NE(log().find("there is no lower tier: if a node or its disk is lost"), std::string::npos) << log();
+}
+
+TEST_F(NodeLocalTest, OnlyTheFirstTierCanBeOfOneNode) {
+  Options options = rank_options(0, 1);
+  options.tiers[0].node_local = true;
+  const auto lower_tier = Engine::open(options);
+  ASSERT_FALSE(lower_tier);
+  EXPECT_NE(lower_tier.error().message.find("all nodes must share the lower tiers"), std::string::npos);
+
+  options.tiers.insert(options.tiers.begin(), TierOptions{.location = options.path, .keep = 1, .node_local = true});
+  options.tiers[1].node_local = false;
+  options.path.clear();
+  const auto engine = Engine::open(options);
+  ASSERT_TRUE(engine) << engine.error().to_string();
+  EXPECT_EQ(engine->tiers().size(), 1u) << "the first one is tier 0";
+}
+
+TEST_F(NodeLocalTest, OneRankOfEachNodeWarnsBeforeItsDiskIsFull) {
+  Ranks ranks = start_nodes(4);
+  for (const auto& rank : ranks) rank->fs->set_free_bytes(rank->number / kPerNode == 1 ? 7 * kMiB : 1000 * kMiB);
+  commit_all(ranks, 1);
+  close_all(ranks);
+  const std::string text = log();
+  const std::size_t told = text.find("the disk will be full: 7 MiB free");
+  ASSERT_NE(told, std::string::npos) << text;
+  EXPECT_NE(text.find(node(1), told), std::string::npos) << text;
+  EXPECT_EQ(text.find("the disk will be full", told + 1), std::string::npos) << "by one rank: " << text;
 }
 
 TEST_F(NodeLocalTest, AStepThatTheLostNodeDidNotCopyBelowFallsBackToTheOneBefore) {

@@ -376,6 +376,7 @@ def _settings(options: dict[str, Any]) -> dict[str, str]:
     known = {row["name"] for row in _core.option_table()} - {
         "rank",
         "world",
+        "node_local",
         "keep",
         "keep_every",
         "keep_best",

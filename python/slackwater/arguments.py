@@ -1,0 +1,40 @@
+"""Arguments: what a caller gave, checked and in the form that it is needed in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from .errors import UsageError
+from .state.names import an
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if isinstance(value, bool) or number < least or number >= 1 << 63:
+        shown = repr(value) if isinstance(value, (int, float, str, type(None))) else an(type(value).__name__)
+        raise UsageError(f"{name} is {shown}; it is a whole number, {least} or more")
+    return number
+
+
+def listed(globs: Any) -> Any:
+    """The patterns as a list, because they are used once for each checkpoint that is tried."""
+    return globs if globs is None or isinstance(globs, (str, bool)) or not isinstance(globs, Iterable) else list(globs)
+
+
+def option_text(name: str, value: Any) -> str:
+    """The value of an option in the form that the engine's tables take."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6f}"
+    try:
+        return str(operator.index(value))
+    except TypeError:
+        raise UsageError(f"{name} is {an(type(value).__name__)}; expected a number, text or bool") from None
