@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -126,6 +127,9 @@ struct State {
   // to the first object whose name is a prefix of its own, up to a dot. If one of its tensors is written before the
   // fence, the whole object is copied inside save() from then on. A tensor without an object stands for itself.
   std::vector<std::string> objects;
+  // If set, gets `tensors` back once the engine has done with them, on any thread, unless the engine had to change them
+  // (it may have set `at_once`). A caller that saves the same tensors again need not make them anew.
+  std::function<void(std::vector<Tensor>)> take_back;
 };
 
 // Where to restore one tensor.

@@ -15,10 +15,16 @@
 #include "snapshot.hpp"
 #include "store_relay.hpp"
 #include "structure.hpp"
+#include "tensor_reader.hpp"
 #include "wait.hpp"
 
 namespace slackwater::python {
 namespace {
+
+std::span<const std::uintptr_t> addresses_of(const Reading* reading) {
+  if (reading == nullptr) return {};
+  return reading->addresses;
+}
 
 class PyEngine {
  public:
@@ -61,9 +67,10 @@ class PyEngine {
             std::map<std::string, std::string> metadata, const nb::object& owner, nb::list arrived,
             const StreamList& after, std::map<std::string, double> metrics, bool pin, bool never_skip,
             std::map<std::string, std::string> values, std::map<std::string, std::string> replicated,
-            const PartPlace* part) {
+            const PartPlace* part, const Reading* reading) {
     State state;
-    state.tensors = structure.with_addresses(addresses);
+    state.tensors = structure.with_addresses(addresses_of(reading), addresses);
+    state.take_back = structure.take_back();
     state.objects = structure.objects;
     state.structure = structure.identity;
     state.tree.assign(tree.c_str(), tree.size());
@@ -90,9 +97,9 @@ class PyEngine {
     return true;
   }
 
-  void prepare(const Structure& structure, const Addresses& addresses, const nb::bytes& tree) {
+  void prepare(const Structure& structure, const Addresses& addresses, const nb::bytes& tree, const Reading* reading) {
     State state;
-    state.tensors = structure.with_addresses(addresses);
+    state.tensors = structure.with_addresses(addresses_of(reading), addresses);
     state.objects = structure.objects;
     state.structure = structure.identity;
     state.tree.assign(tree.c_str(), tree.size());
@@ -243,15 +250,16 @@ void bind_engine(nb::module_& module) {
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
            nb::arg("values") = std::map<std::string, std::string>(),
-           nb::arg("replicated") = std::map<std::string, std::string>(), nb::arg("part").none() = nb::none(),
+           nb::arg("replicated") = std::map<std::string, std::string>(), nb::arg("part").none() = nb::none(), nb::arg("reading").none() = nb::none(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
            "is "
            "read any more; `after` are (device, stream) that produce it. Parts of the tree, by name: `values` are "
            "compared "
            "between the ranks, `replicated` must be the same on all of them. `part`: this is one rank's part of a "
            "version "
-           "that a PartCommitter commits.")
+           "that a PartCommitter commits. `reading`: of the tensors at the front; `addresses` has those of the others.")
       .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
+           nb::arg("reading").none() = nb::none(),
            "Make the pool for this state in the background.")
       .def("wait_prepared", &PyEngine::wait_prepared, "Until every slab of the pool can be used, or it is closed.")
       .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("read_rest"),

@@ -55,13 +55,32 @@ Structure::Structure(const Texts& names, const Texts& dtypes, const Items& shape
   }
 }
 
-std::vector<Tensor> Structure::with_addresses(const Addresses& addresses) const {
-  if (addresses.size() != tensors.size()) throw nb::value_error("one address per tensor is needed");
-  std::vector<Tensor> result = tensors;
-  for (std::size_t i = 0; i < result.size(); ++i) {
-    result[i].data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(addresses[i]));
+std::vector<Tensor> Structure::with_addresses(std::span<const std::uintptr_t> read, const Addresses& addresses) const {
+  if (read.size() + addresses.size() != tensors.size()) throw nb::value_error("one address per tensor is needed");
+  std::vector<Tensor> result;
+  if (const auto spare = spare_->lock(); !spare->empty()) {
+    result = std::move(spare->back());
+    spare->pop_back();
+  }
+  if (result.empty()) result = tensors;
+  for (std::size_t i = 0; i < read.size(); ++i) result[i].data = reinterpret_cast<const void*>(read[i]);
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    result[read.size() + i].data = reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(addresses[i]));
   }
   return result;
+}
+
+Structure::TakeBack Structure::take_back() const {
+  constexpr std::size_t kMostKept = 4;  // as many as are in flight, almost always
+  return [spare = spare_, count = tensors.size()](std::vector<Tensor> used) {
+    if (used.size() != count) return;
+    for (Tensor& tensor : used) {
+      tensor.data = nullptr;
+      tensor.at_once = false;  // the engine has chosen those, for that save
+    }
+    const auto kept = spare->lock();
+    if (kept->size() < kMostKept) kept->push_back(std::move(used));
+  };
 }
 
 void bind_structure(nb::module_& module) {

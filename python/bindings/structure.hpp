@@ -5,11 +5,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/guarded.hpp"
 #include "bindings.hpp"
 
 namespace slackwater::python {
@@ -23,12 +27,22 @@ struct Structure {
             const Items& devices, std::size_t watched_tensors, std::vector<std::string> object_names,
             const std::optional<Items>& shards);
 
-  [[nodiscard]] std::vector<Tensor> with_addresses(const Addresses& addresses) const;
+  // `read`: addresses of the tensors at the front, if they were read the quick way; the others are in the list.
+  [[nodiscard]] std::vector<Tensor> with_addresses(std::span<const std::uintptr_t> read,
+                                                   const Addresses& addresses) const;
+  // Gives back what with_addresses() made, once the engine has done with it. The next save uses it again: making and
+  // freeing the names and shapes of a thousand tensors takes a good part of a save(). Any thread.
+  using TakeBack = std::function<void(std::vector<Tensor>)>;
+  [[nodiscard]] TakeBack take_back() const;
 
   std::vector<Tensor> tensors;
   std::size_t watched = 0;  // so many at the front are the caller's to watch
   std::vector<std::string> objects;
   std::shared_ptr<const void> identity = std::make_shared<char>();
+
+ private:
+  using Spare = Guarded<std::vector<std::vector<Tensor>>>;
+  std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();  // of earlier saves
 };
 
 }  // namespace slackwater::python

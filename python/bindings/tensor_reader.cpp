@@ -1,11 +1,13 @@
 #include "tensor_reader.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
 namespace slackwater::python {
 namespace {
@@ -55,6 +57,20 @@ nb::object call(const nb::object& method, nb::handle object) {
 }
 
 bool is_true(const nb::object& value) { return value.ptr() == Py_True; }
+
+// The lowest 64 bits of an int: enough to tell whether it is the same.
+std::uint64_t number(const nb::object& value) {
+  const std::uint64_t bits = PyLong_AsUnsignedLongLongMask(value.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    throw NotReadable{};
+  }
+  return bits;
+}
+
+std::uintptr_t address_of(const nb::dlpack::dltensor& tensor) {
+  return reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
+}
 
 std::optional<int> device_of(const nb::dlpack::dltensor& tensor) {
   if (tensor.device.device_type == nb::device::cpu::value) return kHostDevice;
@@ -107,76 +123,63 @@ bool TensorReader::is_turned(nb::handle tensor, DType dtype) const {
   return is_true(call(is_neg_, tensor)) || (complex && is_true(call(is_conj_, tensor)));
 }
 
-nb::object TensorReader::size_of(nb::handle storage) const { return call(nbytes_, storage); }
+std::uint64_t TensorReader::size_of(nb::handle storage) const { return number(call(nbytes_, storage)); }
 
 // Nothing is read here: an address where no object is any more does no harm.
 void TensorReader::prefetch(const nb::list& tensors, std::size_t index) const {
   if (index >= tensors.size()) return;
   __builtin_prefetch(tensors[index].ptr());
   if (index >= last_seen_.size()) return;
-  for (std::size_t line = 0; line < kLines; ++line) __builtin_prefetch(last_seen_[index] + line * kLineBytes);
+  const auto* const object = reinterpret_cast<const char*>(last_seen_[index]);
+  for (std::size_t line = 0; line < kLines; ++line) __builtin_prefetch(object + line * kLineBytes);
 }
 
-nb::object TensorReader::read(const Structure& structure, const nb::list& tensors) {
-  if (tensors.size() != structure.watched) return nb::none();
-  enum Column : std::size_t { kAddress, kStorage, kVersion, kIdentity, kSize, kColumns };
-  std::array<nb::object, kColumns> columns;
-  for (nb::object& column : columns) column = nb::steal(PyList_New(static_cast<Py_ssize_t>(structure.watched)));
-  const auto put = [&columns](Column column, std::size_t index, nb::object value) {
-    PyList_SetItem(columns[column].ptr(), static_cast<Py_ssize_t>(index), value.release().ptr());
-  };
-  std::vector<const char*> seen;
-  seen.reserve(structure.watched);
+std::optional<Reading> TensorReader::read(const Structure& structure, const nb::list& tensors) {
+  const std::size_t count = structure.watched;
+  if (tensors.size() != count) return std::nullopt;
+  Reading reading;
+  reading.addresses.reserve(count);
+  reading.versions.reserve(count);
+  reading.identities.reserve(count);
+  reading.storage_bytes.reserve(count);
+  reading.storages = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
   try {
-    for (std::size_t i = 0; i < structure.watched; ++i) {
-      if (tensors.size() != structure.watched) return nb::none();  // torch ran code that changed the list
+    for (std::size_t i = 0; i < count; ++i) {
+      if (tensors.size() != count) return std::nullopt;  // torch ran code that changed the list
       prefetch(tensors, i + kPrefetchAhead);
       const nb::object tensor = tensors[i];
-      if (!is_plain(tensor)) return nb::none();
+      if (!is_plain(tensor)) return std::nullopt;
       // The storage comes first. It keeps the bytes, so that they are there for whoever reads the address.
       nb::object storage = call(untyped_storage_, tensor);
       nb::dlpack::dltensor lent;
       if (from_py_object_(tensor.ptr(), &lent) != 0) {
         PyErr_Clear();
-        return nb::none();
+        return std::nullopt;
       }
       const Tensor& known = structure.tensors[i];
-      const auto address = reinterpret_cast<std::uintptr_t>(lent.data) + lent.byte_offset;
       if (dtype_of(lent.dtype) != known.dtype || device_of(lent) != known.device || !has_layout(lent, known) ||
           (lent.data == nullptr && !is_empty(known)) || is_turned(tensor, known.dtype)) {
-        return nb::none();
+        return std::nullopt;
       }
-      nb::object identity = attribute(tensor, identity_);
-      seen.push_back(reinterpret_cast<const char*>(PyLong_AsSize_t(identity.ptr())));
-      put(kAddress, i, nb::int_(address));
-      put(kVersion, i, attribute(tensor, version_));
-      put(kIdentity, i, std::move(identity));
       if (!nbytes_.is_valid()) nbytes_ = nb::getattr(nb::handle(storage.type()), "nbytes");
-      put(kSize, i, size_of(storage));
-      put(kStorage, i, std::move(storage));
+      reading.addresses.push_back(address_of(lent));
+      reading.identities.push_back(number(attribute(tensor, identity_)));
+      reading.versions.push_back(static_cast<std::int64_t>(number(attribute(tensor, version_))));
+      reading.storage_bytes.push_back(size_of(storage));
+      PyList_SetItem(reading.storages.ptr(), static_cast<Py_ssize_t>(i), storage.release().ptr());
     }
   } catch (const NotReadable&) {
-    return nb::none();
+    return std::nullopt;
   }
-  last_seen_ = std::move(seen);
-  return nb::make_tuple(columns[kAddress], columns[kStorage], columns[kVersion], columns[kIdentity], columns[kSize]);
+  last_seen_.assign(reading.identities.begin(), reading.identities.end());
+  return reading;
 }
 
-bool TensorReader::same(const nb::list& tensors, const nb::list& addresses, const nb::list& storages,
-                        const nb::list& versions, const nb::list& identities, const nb::list& sizes) {
-  const auto equal = [](const nb::object& now, nb::handle before) {
-    const int result = PyObject_RichCompareBool(now.ptr(), before.ptr(), Py_EQ);
-    if (result < 0) PyErr_Clear();
-    return result == 1;
-  };
-  const std::size_t count = tensors.size();
-  if (!nbytes_.is_valid()) return false;  // read() has not been here
+bool TensorReader::same(const nb::list& tensors, const Reading& before) {
+  const std::size_t count = before.addresses.size();
   try {
     for (std::size_t i = 0; i < count; ++i) {
-      if (tensors.size() != count || addresses.size() < count || storages.size() < count || versions.size() != count ||
-          identities.size() != count || sizes.size() != count) {
-        return false;
-      }
+      if (tensors.size() != count || before.storages.size() < count) return false;
       prefetch(tensors, i + kPrefetchAhead);
       const nb::object tensor = tensors[i];
       nb::dlpack::dltensor lent;
@@ -184,9 +187,10 @@ bool TensorReader::same(const nb::list& tensors, const nb::list& addresses, cons
         PyErr_Clear();
         return false;
       }
-      const nb::int_ address(reinterpret_cast<std::uintptr_t>(lent.data) + lent.byte_offset);
-      if (!equal(address, addresses[i]) || !equal(attribute(tensor, version_), versions[i]) ||
-          !equal(attribute(tensor, identity_), identities[i]) || !equal(size_of(storages[i]), sizes[i])) {
+      if (address_of(lent) != before.addresses[i] ||
+          static_cast<std::int64_t>(number(attribute(tensor, version_))) != before.versions[i] ||
+          number(attribute(tensor, identity_)) != before.identities[i] ||
+          size_of(before.storages[i]) != before.storage_bytes[i]) {
         return false;
       }
     }
@@ -201,13 +205,16 @@ void bind_tensor_reader(nb::module_& module) {
                            "Reads plain tensors through the DLPack exchange table of their library.")
       .def(nb::init<const nb::object&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"))
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
-           nb::sig("def read(self, structure: Structure, tensors: list) -> "
-                   "tuple[list[int], list, list[int], list[int], list[int]] | None"),
-           "None if a tensor differs from the structure, or is not plain. Otherwise, of each tensor: address, storage, "
-           "_version, number of the object behind it, and bytes of its storage.")
-      .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("addresses"), nb::arg("storages"),
-           nb::arg("versions"), nb::arg("identities"), nb::arg("sizes"),
+           "None if a tensor differs from the structure, or is not plain.")
+      .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("before"),
            "Whether read() would find the same now. False also if it cannot tell.");
+
+  nb::class_<Reading>(module, "Reading", "What was read of many tensors, one item for each.")
+      .def_ro("addresses", &Reading::addresses)
+      .def_ro("versions", &Reading::versions)
+      .def_ro("identities", &Reading::identities, "Numbers of the objects behind the tensors.")
+      .def_ro("sizes", &Reading::storage_bytes, "Bytes of the storages.")
+      .def_ro("storages", &Reading::storages, "They hold the bytes.");
 }
 
 }  // namespace slackwater::python

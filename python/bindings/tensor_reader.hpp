@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -23,24 +24,32 @@ namespace slackwater::python {
 // Nothing for a dtype that checkpoints cannot hold.
 [[nodiscard]] std::optional<DType> dtype_of(const nb::dlpack::dtype& dtype);
 
+// What a save needs of many tensors whose structure is known, one item for each. Python looks into it only if something
+// has changed by the fence, so nothing is made into objects of Python before that.
+struct Reading {
+  std::vector<std::uintptr_t> addresses;
+  std::vector<std::int64_t> versions;           // _version of each
+  std::vector<std::uintptr_t> identities;       // numbers of the objects behind them
+  std::vector<std::uint64_t> storage_bytes;     // bytes of each storage
+  nb::list storages;                            // which hold the bytes, even if a parameter is given others meanwhile
+};
+
 class TensorReader {
  public:
   // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. Throws nb::type_error if
   // there is no table that can be used.
   TensorReader(const nb::object& tensor_class, const nb::list& classes);
 
-  // None if a tensor is not as the structure has it, or is not plain. Otherwise five lists with one item per tensor:
-  // its address, its storage, its _version, the number of the object behind it, and the bytes of its storage.
-  [[nodiscard]] nb::object read(const Structure& structure, const nb::list& tensors);
+  // Nothing if a tensor is not as the structure has it, or is not plain.
+  [[nodiscard]] std::optional<Reading> read(const Structure& structure, const nb::list& tensors);
   // Whether read() would find the same now, of tensors whose storages are held. False also if it cannot tell.
-  [[nodiscard]] bool same(const nb::list& tensors, const nb::list& addresses, const nb::list& storages,
-                          const nb::list& versions, const nb::list& identities, const nb::list& sizes);
+  [[nodiscard]] bool same(const nb::list& tensors, const Reading& before);
 
  private:
   using FromPyObject = int (*)(void* py_object, nb::dlpack::dltensor* out);
 
   [[nodiscard]] bool is_plain(nb::handle tensor) const;
-  [[nodiscard]] nb::object size_of(nb::handle storage) const;
+  [[nodiscard]] std::uint64_t size_of(nb::handle storage) const;
   void prefetch(const nb::list& tensors, std::size_t index) const;
   [[nodiscard]] bool is_turned(nb::handle tensor, DType dtype) const;
 
@@ -50,7 +59,7 @@ class TensorReader {
   nb::object nbytes_;                              // of the storage class, once the first storage is seen
   nb::object version_, identity_;                  // names of attributes
   // Where the objects behind the tensors of the last read() were. Only hints of what to fetch into the cache.
-  std::vector<const char*> last_seen_;
+  std::vector<std::uintptr_t> last_seen_;
 };
 
 }  // namespace slackwater::python

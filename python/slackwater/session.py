@@ -131,6 +131,7 @@ class Session:
                 never_skip,
                 capture.values,
                 capture.replicated,
+                reading=capture.reading,
             )
         finally:  # also after Ctrl-C: a snapshot that the engine accepted must be settled
             snapshot._save_seconds = time.perf_counter() - start
@@ -147,7 +148,7 @@ class Session:
         self.check_open()
         # compute=False: nothing is packed on a device only to learn its size.
         capture = self._capturer.capture(state, compute=False)
-        self.engine.prepare(capture.structure, capture.addresses, capture.tree)
+        self.engine.prepare(capture.structure, capture.addresses, capture.tree, capture.reading)
         if wait:
             self.engine.wait_prepared()
         self.drain_log()

@@ -180,25 +180,24 @@ class Snapshot:
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        if capture.read_again and torch.reads_the_same(
-            capture.watched, capture.addresses, capture.held, capture.versions, capture.identities, capture.sizes
-        ):
+        if capture.reading is not None and torch.reads_the_same(capture.watched, capture.reading):
             return [], []
+        before, versions_before, identities_before, sizes_before = capture.watched_facts()
         versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)
-        identities, before = torch.identities(capture.watched), capture.addresses[: len(addresses)]
+        identities = torch.identities(capture.watched)
         sizes = torch.storage_sizes(capture.held[: len(addresses)])
         if (
-            versions == capture.versions
+            versions == versions_before
             and addresses == before
-            and identities == capture.identities
-            and sizes == capture.sizes
+            and identities == identities_before
+            and sizes == sizes_before
         ):
             return [], []
         late = self._late(capture)
         size_bytes = capture.structure.size_bytes
 
         def is_freed(index: int) -> bool:
-            if sizes[index] != capture.sizes[index]:
+            if sizes[index] != sizes_before[index]:
                 return True
             moved = addresses[index] != before[index]
             return moved and not torch.still_holds(capture.held[index], before[index], size_bytes(index))
@@ -207,7 +206,7 @@ class Snapshot:
         torn = [
             capture.names[index]
             for index in late
-            if versions[index] != capture.versions[index] or identities[index] != capture.identities[index]
+            if versions[index] != versions_before[index] or identities[index] != identities_before[index]
         ]
         return torn, freed
 

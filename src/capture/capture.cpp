@@ -12,7 +12,7 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint32_t kPrefetchAhead = 2;  // samples lie in cold memory: their cache misses are most of a save()
+constexpr std::uint32_t kPrefetchAhead = 6;  // samples lie in cold memory: their cache misses are most of a save()
 
 StridedMemory packed_at(const std::byte* data, std::uint64_t size_bytes) {
   return {.data = const_cast<std::byte*>(data),

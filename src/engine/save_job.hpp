@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/digest.hpp"
@@ -37,6 +38,13 @@ struct PinRequest {
 class Pipeline;
 
 struct SaveJob {
+  SaveJob() = default;
+  ~SaveJob() {
+    if (state.take_back) state.take_back(std::move(state.tensors));
+  }
+  SaveJob(const SaveJob&) = delete;
+  SaveJob& operator=(const SaveJob&) = delete;
+
   std::shared_ptr<Snapshot::Impl> snapshot;
   State state;  // only the tensors that this rank writes
   Capture captured;

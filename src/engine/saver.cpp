@@ -158,6 +158,7 @@ Result<std::shared_ptr<SaveJob>> Saver::take(std::uint64_t step, State state) {
     }
     // From here on the state has only what this rank writes.
     state.tensors = replica_shares_.take(std::move(state.tensors));
+    if (job->replicas != 0) state.take_back = nullptr;  // they may be parts of those that were given
     const CaptureOptions capture_options{.seed = spread(++saves_), .whole_fingerprint = options_.paranoid};
     SW_ASSIGN(job->captured, capture(state, shared_.devices, capture_options));
     job->pin.lock()->wanted = state.pin;

@@ -5,7 +5,7 @@ the bytes have left. Import it only when torch is loaded already.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,20 +16,6 @@ Tensor = torch.Tensor
 PLAIN_TYPES: frozenset[type] = frozenset(
     {torch.Tensor, torch.nn.Parameter, getattr(torch.nn, "Buffer", torch.nn.Parameter)},
 )
-
-
-class Reading(NamedTuple):
-    """What a save needs of many tensors whose structure is known, in lists with one item for each.
-
-    ``storages`` hold the bytes, even if the parameter is given others (``p.data = x``) meanwhile. ``identities`` tell
-    apart the objects behind the tensors: ``torch.utils.swap_tensors`` puts another one there, with its own version.
-    """
-
-    addresses: list[int]
-    storages: list[Any]
-    versions: list[int]
-    identities: list[int]
-    sizes: list[int]  # bytes of the storages
 
 
 def _make_reader() -> _core.TensorReader | None:
@@ -43,22 +29,19 @@ def _make_reader() -> _core.TensorReader | None:
 _READER = _make_reader()
 
 
-def read_again(structure: _core.Structure, tensors: list[Tensor]) -> Reading | None:
+def read_again(structure: _core.Structure, tensors: list[Tensor]) -> _core.Reading | None:
     """Of tensors that are as the structure says. None if one of them is not, or needs more than a look."""
-    found = None if _READER is None else _READER.read(structure, tensors)
-    return None if found is None else Reading(*found)
+    return None if _READER is None else _READER.read(structure, tensors)
 
 
-def reads_the_same(
-    tensors: list[Tensor],
-    addresses: list[int],
-    held: list[Any],
-    versions: list[int],
-    identities: list[int],
-    sizes: list[int],
-) -> bool:
-    """Whether tensors that ``read_again`` has read are as they were. False also if that cannot be told quickly."""
-    return _READER is not None and _READER.same(tensors, addresses, held, versions, identities, sizes)
+def reads_the_same(tensors: list[Tensor], reading: _core.Reading) -> bool:
+    """Whether tensors that ``read_again`` has read are as they were. False also if that cannot be told quickly.
+
+    ``reading.storages`` hold the bytes, even if a parameter is given others (``p.data = x``) meanwhile. Its
+    ``identities`` tell apart the objects behind the tensors: ``torch.utils.swap_tensors`` puts another one there, with
+    its own version.
+    """
+    return _READER is not None and _READER.same(tensors, reading)
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:

@@ -27,7 +27,7 @@ class Capture:
         "lent",
         "names",
         "optimizers",
-        "read_again",
+        "reading",
         "replicated",
         "sizes",
         "structure",
@@ -40,7 +40,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.structure: _core.Structure
-        self.addresses: list[int] = []
+        self.addresses: list[int] = []  # without those of the reading
         self.devices: list[int] = []  # CUDA devices that hold tensors of it
         self.lent: list[int] = []  # of those, where arrays are lent through DLPack
         self.tree = b""
@@ -54,8 +54,14 @@ class Capture:
         self.versions: list[int] = []
         self.identities: list[int] = []
         self.sizes: list[int] = []  # bytes of the storages
-        self.read_again = False  # all of this comes from the quick way
+        self.reading: _core.Reading | None = None  # of the watched tensors, if they were read the quick way
         self.user_seconds = 0.0
+
+    def watched_facts(self) -> tuple[list[int], list[int], list[int], list[int]]:
+        """Of the watched tensors: addresses, versions, identities, sizes."""
+        if (reading := self.reading) is not None:
+            return reading.addresses, reading.versions, reading.identities, reading.sizes
+        return self.addresses[: len(self.watched)], self.versions, self.identities, self.sizes
 
 
 class Capturer:
@@ -114,9 +120,8 @@ class Capturer:
         reading = flat.torch.read_again(self._structure, flat.torch_tensors)
         if reading is None:
             return False
-        result.addresses, result.held, result.versions, result.identities, result.sizes = reading
+        result.reading, result.held = reading, reading.storages
         result.watched = flat.torch_tensors
-        result.read_again = True
         return True
 
     def _look(self, flat: Flattener, key: tuple[Any, ...], same: bool, result: Capture, compute: bool) -> None:

@@ -42,6 +42,27 @@ TEST_F(EngineTest, UpdateAfterTheFenceDoesNotReachTheSnapshot) {
   }
 }
 
+TEST_F(EngineTest, GivesTheTensorsBackAsTheyWereOnceItHasDoneWithThem) {
+  Model model;
+  model.add("w", kMiB);
+  model.add("small", 5);
+  std::vector<Tensor> back;
+  {
+    Engine engine = open(options());
+    State state = model.state();
+    state.take_back = [&](std::vector<Tensor> tensors) { back = std::move(tensors); };
+    ASSERT_TRUE(engine.save(1, std::move(state)));
+    ASSERT_TRUE(engine.close());
+  }
+  const State given = model.state();
+  ASSERT_EQ(back.size(), given.tensors.size());
+  for (std::size_t i = 0; i < back.size(); ++i) {
+    EXPECT_EQ(back[i].name, given.tensors[i].name);
+    EXPECT_EQ(back[i].shape, given.tensors[i].shape);
+    EXPECT_EQ(back[i].data, given.tensors[i].data);
+  }
+}
+
 TEST_F(EngineTest, SeveralSnapshotsInFlightShareThePoolInOrder) {
   Model model;
   model.add("a", 4 * kMiB);

@@ -1,5 +1,6 @@
 // Several ranks that hold tensors together: each byte of them is in the files once, or the step is not there.
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <set>
@@ -192,6 +193,21 @@ TEST_F(GlobalTensorsTest, ReplicasAreWrittenOnceAndSpread) {
   ASSERT_EQ(written.size(), 4u);
   for (const auto& [file, bytes] : written) EXPECT_NEAR(static_cast<double>(bytes), 32'500, 0.05 * 32'500) << file;
   EXPECT_EQ(manifest_of(1).required_features, (std::vector<std::string>{"global-tensors"}));
+}
+
+// What is written of a replica is another tensor: its rows are fewer, and its address is another.
+TEST_F(GlobalTensorsTest, PartsOfReplicasAreNotGivenBackAsTheTensorsThatWereSaved) {
+  start(2);
+  model_.add("a", 1000 * 100);
+  std::atomic<int> given_back{0};
+  commit_all(1, [&](std::uint32_t rank) {
+    State state;
+    state.tensors.push_back(replica_of(box_of("a", model_["a"], {1000, 100}, {0, 0}, {1000, 100}), rank, 2));
+    state.take_back = [&](std::vector<Tensor>) { ++given_back; };
+    return state;
+  });
+  engines_.clear();
+  EXPECT_EQ(given_back, 0);
 }
 
 TEST_F(GlobalTensorsTest, WhatDoesNotFitTogetherAbortsByNameAndTheNextStepCommits) {
