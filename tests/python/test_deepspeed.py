@@ -77,3 +77,57 @@ def test_the_tools_of_deepspeed_read_the_files_as_they_are(ranks: DeepSpeedRanks
     """zero_to_fp32, and save_16bit_model whose file others read."""
     outcome = ranks.run(world=2, stage=2, dir=str(tmp_path / "run"), config=OURS, code=TOOLS)
     assert outcome.results[0] == {"weights": True, "plain": True}
+
+
+LOADS = """
+deepspeed.init_distributed("gloo", verbose=False)
+engine = make_engine(request)
+one_step(engine, rank)
+engine.save_checkpoint(request["dir"])
+found = [engine.load_checkpoint(request["dir"])[0]]
+engine.save_checkpoint(request["dir"], tag="side", save_latest=False)
+found.append(engine.load_checkpoint(request["dir"], tag="side")[0])
+latest = Path(request["dir"], "latest").read_text()
+other = make_engine(request)
+engine.save_checkpoint(request["dir"], tag="last")
+found.append(other.load_checkpoint(request["dir"])[0])
+result = [Path(path).parent.name for path in found] + [latest]
+"""
+
+
+def test_what_is_in_flight_is_loaded_by_all_ranks(ranks: DeepSpeedRanks, tmp_path: Path) -> None:
+    """Also on rank 1, which writes nothing here; by its name; by another engine; and `latest` stays if it is to."""
+    outcome = ranks.run(world=2, stage=0, dir=str(tmp_path / "run"), config=OURS, code=LOADS)
+    assert outcome.results == [["global_step1", "side", "last", "global_step1"]] * 2
+
+
+HALF = """
+deepspeed.init_distributed("gloo", verbose=False)
+engine = make_engine(request)
+one_step(engine, rank)
+engine.save_checkpoint(request["dir"])
+one_step(engine, rank)
+save_zero, result = engine._save_zero_checkpoint, []
+def broken(*given):
+    raise RuntimeError("between two files")
+engine._save_zero_checkpoint = broken
+try:
+    engine.save_checkpoint(request["dir"])
+except RuntimeError:
+    result.append("raised")
+engine._save_zero_checkpoint = save_zero
+one_step(engine, rank)
+try:
+    engine.checkpoint_engine.ckpt_engine.wait(persist=True)
+except slackwater.AbortedError as error:
+    result.append("between two files" in str(error))
+torch.distributed.barrier()
+result.append(Path(request["dir"], "latest").read_text())
+engine.save_checkpoint(request["dir"])
+result.append(Path(engine.load_checkpoint(request["dir"])[0]).parent.name)
+"""
+
+
+def test_half_a_checkpoint_does_not_count_although_training_goes_on(ranks: DeepSpeedRanks, tmp_path: Path) -> None:
+    outcome = ranks.run(world=2, stage=1, dir=str(tmp_path / "run"), config=OURS, code=HALF)
+    assert outcome.results == [["raised", True, "global_step1", "global_step3"]] * 2

@@ -236,6 +236,121 @@ def test_hooks_that_save_a_model_themselves_are_called(tmp_path: Path) -> None:
     assert seen == [("save", "a", 1), ("load", "a", 1)]
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_hook_that_loads_one_model_leaves_the_rest_strict(taken: int, tmp_path: Path) -> None:
+    part = Part(models=2)
+    hooks = part.accelerator
+    hook = hooks.register_load_state_pre_hook(lambda models, directory: models.pop(taken) and None)
+    with checkpointer(part, tmp_path / "run") as ck:
+        ck.route_save_state()
+        hooks.save_state(tmp_path / "a")
+        saved = part.weights()
+        part.train(next(iter(part.loader)))
+        trained = part.weights()
+        hooks.load_state(tmp_path / "a")
+        expected = [trained[number] if number == taken else saved[number] for number in (0, 1)]
+        assert same(part.weights(), expected)
+        part.models[1 - taken].register_parameter("more", nn.Parameter(torch.ones(1)))
+        with pytest.raises(sw.MismatchError, match="more"):
+            hooks.load_state(tmp_path / "a")
+    hook.remove()
+
+
+def test_weights_that_a_hook_puts_in_place_are_saved(tmp_path: Path) -> None:
+    part = Part(models=3)
+
+    def replace(models: Any, weights: list[Any], directory: str) -> None:
+        weights[1] = {name: tensor.bfloat16() for name, tensor in weights[1].items()}  # another dtype
+        weights.pop(0)  # saves it itself
+
+    part.accelerator.register_save_state_pre_hook(replace)
+    with checkpointer(part, tmp_path / "run") as ck:
+        ck.route_save_state()
+        part.accelerator.save_state(tmp_path / "a")
+        saved = sw.load(tmp_path / "a")
+        assert "model" not in saved
+        assert same(saved["model_1"]["weight"], part.models[1].weight.detach().bfloat16())
+        rounded = part.models[1].weight.detach().bfloat16().float()
+        third = part.weights()[2]
+        part.train(next(iter(part.loader)))
+        part.accelerator.register_load_state_pre_hook(lambda models, directory: models.pop(0) and None)
+        part.accelerator.load_state(tmp_path / "a")
+        assert same(part.models[1].weight.detach(), rounded) and same(part.weights()[2], third)
+
+
+def naming(tmp_path: Path, limit: int) -> Any:
+    accelerate: Any = library("accelerate")
+    return accelerate.utils.ProjectConfiguration(
+        project_dir=str(tmp_path), automatic_checkpoint_naming=True, total_limit=limit
+    )
+
+
+def test_the_old_checkpoint_stays_until_the_new_one_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, folders = Part(project=naming(tmp_path, 1)), tmp_path / "checkpoints"
+    with checkpointer(part, tmp_path / "run") as ck:
+        ck.route_save_state()
+        part.accelerator.save_state()
+        saved = part.weights()
+        part.train(next(iter(part.loader)))
+        with monkeypatch.context() as patch:  # killed during the save
+            patch.setattr(sw.Checkpointer, "save", lambda *given, **options: (_ for _ in ()).throw(MemoryError()))
+            with pytest.raises(MemoryError):
+                part.accelerator.save_state()
+        assert sorted(path.name for path in folders.iterdir()) == ["checkpoint_0", "checkpoint_1"]
+        part.accelerator.load_state()  # the newest one that is committed
+        assert same(part.weights(), saved)
+        part.accelerator.save_state()  # over the one that was not
+        assert sorted(path.name for path in folders.iterdir()) == ["checkpoint_1"]
+
+
+def test_load_state_needs_neither_a_lock_nor_write_permission(tmp_path: Path) -> None:
+    part = Part()
+    with checkpointer(part, tmp_path / "run") as ck:
+        ck.route_save_state()
+        part.accelerator.save_state(tmp_path / "a")
+        saved = part.weights()
+        part.train(next(iter(part.loader)))
+        with sw.Checkpointer(tmp_path / "a", **SMALL):  # another job
+            before = sorted((tmp_path / "a").rglob("*"))
+            part.accelerator.load_state(tmp_path / "a")
+            assert sorted((tmp_path / "a").rglob("*")) == before
+        assert same(part.weights(), saved)
+
+
+def test_a_save_state_in_the_background_that_fails_does_not_end_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = Part()
+    with checkpointer(part, tmp_path / "run") as ck:
+        ck.route_save_state(background=True)
+
+        def fail(self: Any, timeout: float | None = None) -> None:
+            close(self, timeout)
+            raise sw.StorageError("no space left on the device")
+
+        close = sw.Checkpointer.close
+        with monkeypatch.context() as patch:
+            patch.setattr(sw.Checkpointer, "close", fail)
+            part.accelerator.save_state(tmp_path / "a")
+            part.accelerator.save_state(tmp_path / "b")
+        assert "no space left" in caplog.text
+        part.accelerator.save_state(tmp_path / "c")
+        with pytest.raises(sw.StorageError, match="no space left"):
+            ck.wait()
+    assert sw.load(tmp_path / "c", only="model")
+
+
+def test_a_location_that_is_no_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    part = Part()
+    with checkpointer(part, None) as ck, pytest.raises(sw.UsageError, match=r"'s3:/.*' is not a directory"):
+        ck.route_save_state()
+        part.accelerator.save_state("s3://bucket/run")
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_number_of_registered_objects_is_an_error(tmp_path: Path) -> None:
     from trainer_cases import Meter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +302,110 @@ def test_plugin_still_reads_files_of_torch(tmp_path: Path) -> None:
 def test_value_that_only_pickle_can_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(sw.UnsupportedError, match="mine"):
         io().save_checkpoint({"mine": object()}, tmp_path / "x.ckpt")
+
+
+# What is never written over
+
+
+def test_file_of_torch_stays_until_the_new_checkpoint_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.ckpt"
+    torch.save({"a": 1}, path)
+
+    def fail(*given: Any, **options: Any) -> None:
+        raise MemoryError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sw.Checkpointer, "save", fail)
+        with pytest.raises(MemoryError):
+            io().save_checkpoint({"a": 2}, path)
+    assert torch.load(path) == {"a": 1}
+    io().save_checkpoint({"a": 2}, path)
+    assert io().load_checkpoint(path) == {"a": 2}
+    assert [one.name for one in tmp_path.iterdir()] == ["x.ckpt"]
+
+
+def test_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
+    """save_last="link", after a resume: last.ckpt is a link to the best checkpoint."""
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    io().save_checkpoint({"a": 1}, best)
+    last.symlink_to(best.name)
+    io().save_checkpoint({"a": 2}, last)
+    assert (io().load_checkpoint(best), io().load_checkpoint(last)) == ({"a": 1}, {"a": 2})
+    last.rename(tmp_path / "other.ckpt")
+    for target in ("best.ckpt", "nothing.ckpt"):
+        last.symlink_to(target)
+        io().remove_checkpoint(last)
+        assert not last.is_symlink()
+    assert io().load_checkpoint(best) == {"a": 1}
+
+
+def test_fit_that_links_its_last_checkpoint_can_be_resumed(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def fit(epochs: int, resume: Any) -> Any:
+        best = ModelCheckpoint(tmp_path, monitor="loss", save_top_k=1, save_last="link")
+        module = Module()
+        trainer(best, plugins=[io()], enable_checkpointing=True, max_epochs=epochs).fit(
+            module, loader(), ckpt_path=resume
+        )
+        return best, module
+
+    first, module = fit(2, None)
+    kept = io().load_checkpoint(first.best_model_path)
+    second, module = fit(3, first.last_model_path)
+    last = io().load_checkpoint(tmp_path / "last.ckpt")
+    assert same(dict(last["state_dict"]), dict(module.state_dict()))
+    if second.best_model_path == first.best_model_path:
+        assert same(io().load_checkpoint(first.best_model_path), kept)
+
+
+def test_weights_only_runs_no_pickle(tmp_path: Path) -> None:
+    trusting = io(allow_pickle=True)
+    trusting.save_checkpoint({"mine": Custom()}, tmp_path / "x.ckpt")
+    assert trusting.load_checkpoint(tmp_path / "x.ckpt")["mine"].value == 3
+    with pytest.raises(sw.UnsupportedError, match="allow_pickle"):
+        trusting.load_checkpoint(tmp_path / "x.ckpt", weights_only=True)
+
+
+class Custom:
+    value = 3
+
+
+def test_callback_that_allows_pickles_passes_that_on(tmp_path: Path) -> None:
+    class Own(Module):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["mine"] = Custom()
+
+        def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            self.mine = checkpoint["mine"]
+
+    trainer(callback(tmp_path, allow_pickle=True)).fit(Own(), loader())
+    for where in ("slackwater", str(tmp_path)):
+        again = Own()
+        trainer(callback(tmp_path, allow_pickle=True)).validate(again, loader(), ckpt_path=where)
+        assert again.mine.value == 3
+
+
+def test_location_that_is_no_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(sw.UsageError, match=r"'gs://bucket/run' is not a directory"):
+        callback("gs://bucket/run")  # type: ignore[arg-type]
+    with pytest.raises(sw.UsageError, match=r"'s3:/bucket/run' is not a directory"):
+        callback(Path("s3://bucket/run"))
+    with pytest.raises(sw.UsageError, match=r"this plugin writes directories"):
+        io().save_checkpoint({"a": 1}, "s3://bucket/x.ckpt")
+    assert callback("s3://bucket/run").path == "s3://bucket/run"  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_fit_resumes_from_a_tier_below_if_its_directory_is_gone(tmp_path: Path) -> None:
+    """As sw.Checkpointer("s3://bucket/run") does on another machine, where nothing is staged."""
+    lower = [sw.Tier(tmp_path / "lower")]
+    module = Module()
+    trainer(callback(tmp_path / "a", tiers=lower)).fit(module, loader())
+    shutil.copytree(tmp_path / "lower", tmp_path / "elsewhere", ignore=shutil.ignore_patterns("lock"))
+    again, lower = Module(), [sw.Tier(tmp_path / "elsewhere")]
+    trainer(callback(tmp_path / "b", tiers=lower), max_epochs=3).fit(again, loader(), ckpt_path="slackwater")
+    assert len(again.seen) == 4

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 import torch
+import torch.distributed.checkpoint as dcp
 from rank_processes import run_ranks
 from support import library
 
@@ -45,7 +46,7 @@ class Optimizers:
 
 
 class Job:
-    def __init__(self, base: Path, seed: int, **config: Any) -> None:
+    def __init__(self, base: Path, seed: int, adapter: Any = None, **config: Any) -> None:
         library("torchtitan")
         from slackwater.integrations.torchtitan import SlackwaterCheckpointManager
 
@@ -60,7 +61,7 @@ class Job:
             optimizers=self.optimizers,
             lr_schedulers=Counting(),
             states={"train_state": self.trained},
-            sd_adapter=None,
+            sd_adapter=adapter,
             base_folder=str(base),
         )
         self.step()  # an optimizer has no state before its first step
@@ -167,10 +168,85 @@ def test_a_disabled_manager_does_nothing_and_refused_options_are_named(tmp_path:
     assert not manager.save(1) and not manager.load()
     manager.maybe_wait_for_staging()
     manager.close()
-    with pytest.raises(sw.UnsupportedError, match="last_save_in_hf"):
+    with pytest.raises(sw.UsageError, match="last_save_in_hf needs a state dict adapter"):
         Job(tmp_path, 1, last_save_in_hf=True)
     with pytest.raises(sw.UsageError, match="folder"):
         Job(tmp_path, 1, folder="gs://bucket/run")
+
+
+def stock(job: Job, folder: Path) -> None:
+    """As TorchTitan's own manager saves."""
+    dcp.save(job.manager._flat_states(job.manager.states), checkpoint_id=folder, no_dist=True)
+
+
+def test_a_checkpoint_of_the_stock_manager_is_continued(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    job = Job(tmp_path, 1, asynchronous=False)
+    job.train(1, 2)
+    job.step()
+    job.trained.count = job.loader.count = 5
+    stock(job, folder / "step-5")
+    resumed = Job(tmp_path, 2, asynchronous=False)
+    assert resumed.manager.load() and resumed.trained.count == 5 and resumed.same(job)
+    other = Job(tmp_path / "other", 3, initial_load_path=str(folder / "step-5"), initial_load_model_only=False)
+    assert other.manager.load() and other.same(job)
+    resumed.train(6, 6)
+    last = Job(tmp_path, 4)
+    assert last.manager.load() and last.trained.count == 6
+
+
+def test_only_committed_directories_of_ours_count_and_go(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    job = Job(tmp_path, 1)
+    for step in (1, 100, 200, 300):
+        stock(job, folder / f"step-{step}")
+    (folder / "step-3" / ".slackwater").mkdir(parents=True)  # killed
+    job.train(1, 8)
+    job.manager.close()
+    found = sorted(int(path.name.removeprefix("step-")) for path in folder.iterdir())
+    assert found == [1, 3, 6, 8, 100, 200, 300]
+
+
+def test_a_save_in_the_background_that_fails_does_not_end_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path, 1)
+    job.train(1, 2)
+    job.manager.maybe_wait_for_saving()
+    (tmp_path / "checkpoint" / "step-4").write_text("in the way")
+    job.train(3, 8)
+    with pytest.raises(sw.StorageError, match="was not saved"):
+        job.manager.close()
+    assert "the checkpoint of step 4 was not saved" in caplog.text
+    resumed = Job(tmp_path, 2)
+    assert resumed.manager.load() and resumed.trained.count == 8
+
+
+class Adapter:
+    """A state dict adapter: other names in the files of Hugging Face."""
+
+    hf_assets_path = None
+
+    def __init__(self, mapping: dict[str, int] | None) -> None:
+        self.fqn_to_index_mapping = mapping
+
+    def to_hf(self, state: dict[str, Any]) -> dict[str, Any]:
+        return {f"hf.{name}": value for name, value in state.items()}
+
+
+@pytest.mark.parametrize("mapping", [None, {"hf.weight": 1, "hf.bias": 2}], ids=["one file", "several"])
+def test_the_last_step_can_be_files_of_hugging_face(tmp_path: Path, mapping: dict[str, int] | None) -> None:
+    from safetensors.torch import load_file
+
+    job = Job(tmp_path, 1, adapter=Adapter(mapping), last_save_in_hf=True, export_dtype="bfloat16")
+    assert job.manager.save(3, last_step=True)
+    found: dict[str, Any] = {}
+    files = list((tmp_path / "checkpoint" / "step-3").glob("*.safetensors"))
+    assert len(files) == (1 if mapping is None else 2)
+    for file in files:
+        found |= load_file(file)
+    assert torch.equal(found["hf.weight"], job.model.weight.detach().bfloat16())
+    assert torch.equal(found["hf.bias"], job.model.bias.detach().bfloat16())
 
 
 def test_storage_answers_the_published_questions(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from ..state.names import an
 from . import loaders
 from .accelerate_state import SavedStates
 from .trainer_shared import EpochStart, Held, LateRandom, generators_of
+from .unlocked import Unlocked
 
 __all__ = ["AccelerateCheckpointer"]
 
@@ -165,10 +166,15 @@ class AccelerateCheckpointer:
             self._saved_states = SavedStates(self._accelerator, self._state, self._load, self._options)
         self._saved_states.background = background
 
-    def _load(self, checkpointer: Checkpointer, options: Mapping[str, Any]) -> None:
+    def _load(self, checkpointer: Checkpointer | Unlocked, taken: list[str], options: Mapping[str, Any]) -> None:
+        """``taken``: what hooks have loaded themselves."""
         self._looked = True
         self._random = LateRandom()
         state = self._state()
+        if self._checkpointer is not None:
+            self._checkpointer.fence(host=True)  # what it still copies is overwritten now
+        for key in taken:
+            state.pop(key)
         self._random.restore(checkpointer, state, rank_local=_RANK_LOCAL, **options)
         self._take(checkpointer, state)
 
@@ -236,7 +242,7 @@ class AccelerateCheckpointer:
         place = {"epoch": epoch, "batch": batch, "step": self.step, "accelerator_step": accelerator.step}
         return {**place, "sampler_seeds": [sampler.initial_seed for sampler in _seedable(accelerator)]}
 
-    def _take(self, checkpointer: Checkpointer, state: Mapping[str, Any]) -> None:
+    def _take(self, checkpointer: Checkpointer | Unlocked, state: Mapping[str, Any]) -> None:
         place = state["accelerate"]
         self._epoch, self._batch = int(place["epoch"]), int(place["batch"])
         self._between_epochs = self._batch == 0

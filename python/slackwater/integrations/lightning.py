@@ -25,7 +25,7 @@ from ..rng import Rng
 from . import lightning_metrics
 from .lightning_io import Nothing, RunIO, SlackwaterCheckpointIO, own_keys, to_checkpoint
 from .lightning_loops import LoopHooks
-from .trainer_shared import EpochStart, Held, LateRandom, path_and_options, refuse_later_steps
+from .trainer_shared import EpochStart, Held, LateRandom, SavedSteps, path_and_options, refuse_later_steps
 
 __all__ = ["SlackwaterCallback", "SlackwaterCheckpointIO"]
 
@@ -58,6 +58,7 @@ class SlackwaterCallback(Callback):
         self.save_last = bool(save_last)
         self._random_states = rng if rng is not None else Rng()
         self._options = options
+        self._saved_steps = SavedSteps(self.path, options)
         self._checkpointer: Checkpointer | None = None  # while a fit saves
         self._io: RunIO | None = None
         self._loops: LoopHooks | None = None
@@ -68,6 +69,10 @@ class SlackwaterCallback(Callback):
         self.loader_states: Any = None  # of the checkpoint that is being resumed
         self._metrics: Any = None  # of it
         self.resumed: int | None = None  # its step
+
+    @property
+    def allow_pickle(self) -> bool:
+        return bool(self._options.get("allow_pickle", False))
 
     @property
     def checkpointer(self) -> Checkpointer | None:
@@ -98,7 +103,8 @@ class SlackwaterCallback(Callback):
         if self._checkpointer is None or self._loops is None:
             return
         if self.resumed is None:
-            refuse_later_steps(self._checkpointer, trainer.global_step, "give fit(ckpt_path='slackwater')")
+            steps = self._saved_steps.find()
+            refuse_later_steps(self.path, steps, trainer.global_step, "give fit(ckpt_path='slackwater')")
             self._saved = trainer.global_step
         else:
             lightning_metrics.put_back(trainer, self._metrics)
@@ -192,11 +198,11 @@ class SlackwaterCallback(Callback):
     def load(self, step: int | None) -> dict[str, Any]:
         """What Lightning restores from, for ckpt_path="slackwater". False if there is no checkpoint yet."""
         if self._checkpointer is None:  # only reads: validate, test, predict, fast_dev_run
-            return to_checkpoint(load(self.path, step), own_keys(self._trainer.lightning_module))
-        if not self._checkpointer.steps():
+            return to_checkpoint(self._read(step), own_keys(self._trainer.lightning_module))
+        if not self._saved_steps.find():
             logger.info("'%s' has no checkpoint yet: a new run", self.path)
             return Nothing()
-        with open_checkpoint(self.path, step) as checkpoint:
+        with open_checkpoint(self._saved_steps.place_of(step), step) as checkpoint:
             count = int(checkpoint.metadata.get("optimizers", 0))
         names = ["module", *(f"optimizer_{number}" for number in range(count)), "loaders", "lightning", "metrics"]
         held = {name: Held() for name in names}
@@ -207,10 +213,13 @@ class SlackwaterCallback(Callback):
         self.resumed = self._saved = found
         values = {name: one.value for name, one in held.items()}
         if values["lightning"] is None:  # another number of ranks, which did not all save the same
-            values["lightning"] = load(self.path, found, only="lightning")["lightning"]
+            values["lightning"] = self._read(found, only="lightning")["lightning"]
         self.loader_states = values["loaders"] or []
         self._metrics = values["metrics"]
         return to_checkpoint(values, own_keys(self._trainer.lightning_module))
+
+    def _read(self, step: int | None, **options: Any) -> Any:
+        return load(self._saved_steps.place_of(step), step, allow_pickle=self.allow_pickle, **options)
 
 
 def _check_strategy(trainer: pl.Trainer) -> None:

@@ -10,10 +10,11 @@ trainer had.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,7 +26,11 @@ from ..checkpointer import Checkpointer
 from ..errors import MismatchError
 from ..reader import load
 from ..state import names
-from .trainer_shared import asked_step, is_resume_name
+from .files import sync_directory
+from .trainer_shared import asked_step, is_resume_name, local_path
+
+_NEW = ".slackwater-new"  # at the end of a name: written here first, because something else has the name
+_OLD = ".slackwater-old"
 
 
 class SlackwaterCheckpointIO(CheckpointIO):
@@ -49,12 +54,10 @@ class SlackwaterCheckpointIO(CheckpointIO):
                 f"storage_options is of type {type(storage_options).__name__}; for Slackwater it is a dict of options "
                 "of sw.Checkpointer, such as {'pool': '64MiB'}"
             )
-        path = os.path.abspath(os.path.expanduser(os.fspath(path)))
-        if os.path.isfile(path):
-            os.remove(path)  # of torch, from an earlier run
+        path = local_path(path, "this plugin writes directories; SlackwaterCallback('s3://bucket/run') takes a store")
         # Lightning calls this on rank 0 only. A checkpoint that is there already goes once the new one is committed.
         options = {"rank": 0, "world": 1, **self._options, **(storage_options or {}), "keep": 1}
-        with self._changing, Checkpointer(path, **options) as checkpointer:
+        with self._changing, _in_place_of(path) as where, Checkpointer(where, **options) as checkpointer:
             latest = checkpointer.latest_step()
             step = checkpoint.get("global_step", 0)
             step = step if isinstance(step, int) and (latest is None or step > latest) else (latest or 0) + 1
@@ -64,16 +67,36 @@ class SlackwaterCheckpointIO(CheckpointIO):
         if not is_checkpoint_directory(path):
             options = {} if map_location is None else {"map_location": map_location}
             return self._files.load_checkpoint(path, weights_only=weights_only, **options)
-        found = load(path, allow_pickle=bool(self._options.get("allow_pickle", False)))
+        found = load(path, allow_pickle=bool(self._options.get("allow_pickle", False)) and not weights_only)
         found = to_checkpoint(found) if "lightning" in found else found
         return found if map_location is None else _mapped(found, map_location)
 
     def remove_checkpoint(self, path: Any) -> None:
         with self._changing:
-            if is_checkpoint_directory(path):
+            if os.path.islink(path):  # such as last.ckpt; what it points to stays
+                os.unlink(path)
+            elif is_checkpoint_directory(path):
                 shutil.rmtree(path)
             else:
                 self._files.remove_checkpoint(path)
+
+
+@contextlib.contextmanager
+def _in_place_of(path: str) -> Iterator[str]:
+    """Where to write the checkpoint of ``path``. A directory of ours replaces its own versions. A file of torch stays
+    until the new checkpoint is committed, and so does a link (``save_last="link"``): written through, it would replace
+    the checkpoint that it points to."""
+    if not os.path.islink(path) and not os.path.isfile(path):
+        yield path
+        return
+    new, old = path + _NEW, path + _OLD
+    if os.path.isdir(new):
+        shutil.rmtree(new)  # of a run that was killed
+    yield new
+    os.replace(path, old)
+    os.rename(new, path)
+    sync_directory(os.path.dirname(path))
+    os.unlink(old)
 
 
 def _remake(kind: type[SlackwaterCheckpointIO], options: dict[str, Any]) -> SlackwaterCheckpointIO:
@@ -106,10 +129,11 @@ class RunIO(CheckpointIO):
             return self.base.load_checkpoint(path, map_location, weights_only)  # the first callback's
         if is_resume_name(path):
             found = self._callback.load(asked_step(path))
-        elif os.path.realpath(os.path.expanduser(path)) == os.path.realpath(self._callback.path):
+        elif path == self._callback.path or _same_path(path, self._callback.path):
             found = self._callback.load(None)
         elif is_checkpoint_directory(path):
-            return SlackwaterCheckpointIO().load_checkpoint(path, map_location, weights_only)
+            plugin = SlackwaterCheckpointIO(allow_pickle=self._callback.allow_pickle)
+            return plugin.load_checkpoint(path, map_location, weights_only)
         else:
             options = {} if map_location is None else {"map_location": map_location}
             return self.base.load_checkpoint(path, weights_only=weights_only, **options)
@@ -149,6 +173,10 @@ def to_checkpoint(state: Mapping[str, Any], keys: Mapping[str, str] | None = Non
     while (name := f"optimizer_{len(optimizers)}") in state:
         optimizers.append(state[name])
     return {**state["lightning"], "state_dict": weights, "optimizer_states": optimizers}
+
+
+def _same_path(one: Any, other: str) -> bool:
+    return os.path.realpath(os.path.expanduser(one)) == os.path.realpath(other)
 
 
 def is_checkpoint_directory(path: Any) -> bool:

@@ -1,8 +1,9 @@
 """TorchTitan's checkpoint manager on Slackwater: ``checkpoint=SlackwaterCheckpointManager.Config(enable=True)``.
 
 It implements the five hooks of ``BaseCheckpointManager`` through DCP with Slackwater's writer and reader. A checkpoint
-is a directory ``step-N`` in the checkpoint folder, as with TorchTitan's own manager. Saves run in the background. The
-trainer calls ``maybe_wait_for_staging()`` before each optimizer step: that is the fence.
+is a directory ``step-N`` in the checkpoint folder, as with TorchTitan's own manager. What that one saved is still
+loaded. Saves run in the background. The trainer calls ``maybe_wait_for_staging()`` before each optimizer step: that is
+the fence.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torchtitan.components.checkpointer.base import (
     DATALOADER,
     LR_SCHEDULER,
@@ -31,13 +33,14 @@ from torchtitan.components.checkpointer.base import (
 )
 
 from .. import _core
-from ..errors import Error, UnsupportedError, UsageError
+from ..errors import Error, StorageError, UsageError
 from .dcp import SlackwaterReader, SlackwaterWriter
 
 logger = logging.getLogger("slackwater")
 
 _STEP = re.compile(r"step-(\d+)")
 _MANIFEST = "manifest.json"
+_STOCK = ".metadata"  # what makes a directory a checkpoint of TorchTitan's own manager
 
 
 class DirectoryStorage:
@@ -100,11 +103,8 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
         for label, place in (("folder", self.folder), ("initial_load_path", config.initial_load_path)):
             if place and not SlackwaterWriter.validate_checkpoint_id(place):
                 raise UsageError(f"checkpoint.{label} is '{place}'; Slackwater saves to directories")
-        if config.last_save_in_hf:
-            raise UnsupportedError(
-                "checkpoint.last_save_in_hf is not available with Slackwater; export the last checkpoint with "
-                "`slackwater export` instead"
-            )
+        if config.last_save_in_hf and sd_adapter is None:
+            raise UsageError("checkpoint.last_save_in_hf needs a state dict adapter of the model (sd_adapter)")
         self.interval = config.interval
         self.keep_latest_k = config.keep_latest_k
         self.sd_adapter = sd_adapter
@@ -123,6 +123,8 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
         self._writer = SlackwaterWriter(self.folder, pool=config.pool, allow_pickle=config.allow_pickle)
         self.staging_future: Future[None] | None = None
         self.save_future: Future[Any] | None = None
+        self._saving = 0  # the step of it
+        self._failed: BaseException | None = None  # of a save in the background: close() raises it
         self._purger = _Purger(self._storage) if self.keep_latest_k > 0 and _is_first() else None
 
     def __del__(self) -> None:
@@ -136,7 +138,9 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
             return False
         self.maybe_wait_for_saving()
         where = self._directory(curr_step)
-        if last_step:
+        if last_step and self._config.last_save_in_hf:
+            self._save_for_hugging_face(self._last_states(), where)
+        elif last_step:
             dcp.save(self._last_states(), checkpoint_id=where, storage_writer=self._writer)
         elif self._config.asynchronous:
             response = dcp.async_save(
@@ -149,7 +153,10 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
             self.staging_future, self.save_future = response.staging_completion, response.upload_completion
         else:
             dcp.save(self._flat_states(self.states), checkpoint_id=where, storage_writer=self._writer)
-        self._purge(curr_step)
+        if self.save_future is None:
+            self._purge(curr_step)
+        else:
+            self._saving = curr_step
         return True
 
     @torch.no_grad()
@@ -172,7 +179,13 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
     def _wait_for_saving(self) -> None:
         future, self.save_future = self.save_future, None
         assert future is not None, "called only while a save is in flight"
-        future.result()
+        try:
+            future.result()
+        except (Exception, CheckpointException) as error:  # training goes on without this checkpoint
+            logger.error("the checkpoint of step %d was not saved: %s", self._saving, error)
+            self._failed = self._failed or error
+            return
+        self._purge(self._saving)
 
     def _maybe_wait_for_staging(self) -> None:
         future, self.staging_future = self.staging_future, None
@@ -180,14 +193,16 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
             future.result()
 
     def _close(self) -> None:
-        future, self.save_future = getattr(self, "save_future", None), None
         try:
-            if future is not None:
-                future.result()
+            if getattr(self, "save_future", None) is not None:
+                self._wait_for_saving()
         finally:
             purger = getattr(self, "_purger", None)
             if purger is not None:
                 purger.close()
+        failed, self._failed = getattr(self, "_failed", None), None
+        if failed is not None:
+            raise StorageError(f"a checkpoint in '{self.folder}' was not saved: {failed}") from failed
 
     # Saving
 
@@ -213,11 +228,31 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
 
         return {name: exported(value) for name, value in self.states[MODEL].state_dict().items()}
 
-    def _purge(self, curr_step: int) -> None:
-        """Removes all but the newest directories. This one may be in flight, so TorchTitan keeps at least two."""
+    def _save_for_hugging_face(self, states: dict[str, Any], where: str) -> None:
+        """Through torch's writer: sharded files first if the model has several, then those that other programs load."""
+        mapping = self.sd_adapter.fqn_to_index_mapping
+        target = os.path.join(where, "sharded") if mapping else where
+        writer = dcp.HuggingFaceStorageWriter(
+            path=target, save_distributed=True, fqn_to_index_mapping=mapping, enable_consolidation=not mapping
+        )
+        dcp.save(self.sd_adapter.to_hf(states), storage_writer=writer)
+        if mapping:
+            from torch.distributed.checkpoint._consolidate_hf_safetensors import (
+                consolidate_safetensors_files_on_every_rank,
+            )
+
+            consolidate_safetensors_files_on_every_rank(
+                input_dir=target, output_dir=where, fqn_to_index_mapping=mapping, num_threads=5
+            )
+
+    def _purge(self, committed: int) -> None:
+        """After the commit of a step: removes all but the newest committed ones up to it. Directories of others, and
+        what was never committed, neither count nor go."""
         if self._purger is None or not self._storage.isdir(self.folder):
             return
-        for step in sorted({*self._steps(), curr_step})[: -self.keep_latest_k]:
+        steps = sorted(step for step in self._steps() if step <= committed)
+        ours = [step for step in steps if self._storage.is_checkpoint(self._directory(step))]
+        for step in ours[: -self.keep_latest_k]:
             self._purger.remove(self._directory(step))
 
     # Loading
@@ -233,8 +268,11 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
                 raise UsageError(f"checkpoint.exclude_from_loading names {unknown}, which the state does not have")
             excluded = set(self._config.exclude_from_loading)
             state = self._flat_states({name: value for name, value in self.states.items() if name not in excluded})
-        reader = SlackwaterReader(where, allow_pickle=self._config.allow_pickle)
-        dcp.load(state, storage_reader=reader)
+        if self._is_stock(where):
+            logger.info("'%s' was saved by TorchTitan's own manager", where)
+            dcp.load(state, storage_reader=dcp.FileSystemReader(where))
+        else:
+            dcp.load(state, storage_reader=SlackwaterReader(where, allow_pickle=self._config.allow_pickle))
         self.states[MODEL].load_state_dict(state)
 
     def _load_from_hugging_face(self) -> None:
@@ -258,9 +296,14 @@ class SlackwaterCheckpointManager(BaseCheckpointManager):
         if not self._storage.isdir(self.folder):
             return -1
         for step in sorted(self._steps(), reverse=True):
-            if self._storage.is_checkpoint(self._directory(step)):
+            where = self._directory(step)
+            if self._storage.is_checkpoint(where) or self._is_stock(where):
                 return step
+            logger.warning("'%s' holds no checkpoint that can be continued, and is passed over", where)
         return -1
+
+    def _is_stock(self, where: str) -> bool:
+        return self._storage.isfile(os.path.join(where, _STOCK)) and not self._storage.is_checkpoint(where)
 
 
 def _is_first() -> bool:

@@ -9,16 +9,23 @@ random numbers that the uninterrupted run drew earlier.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterator, Mapping, MutableMapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from .. import _core, tiers
 from ..checkpointer import Checkpointer
-from ..errors import UsageError
+from ..errors import Error, NotFoundError, UsageError
 from ..rng import Rng, is_generator
 from ..state.names import an
+from .unlocked import Unlocked
+
+logger = logging.getLogger("slackwater")
 
 RESUME = "slackwater"  # what trainers take as the name of the newest checkpoint
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # also what pathlib leaves of one
 
 
 class EpochStart:
@@ -70,7 +77,11 @@ class LateRandom:
         self._pending = contextlib.ExitStack()
 
     def restore(
-        self, checkpointer: Checkpointer, state: MutableMapping[Any, Any], step: int | None = None, **options: Any
+        self,
+        checkpointer: Checkpointer | Unlocked,
+        state: MutableMapping[Any, Any],
+        step: int | None = None,
+        **options: Any,
     ) -> int | None:
         """The step that was restored, or None if there is nothing to restore."""
         start = self._pending.enter_context(checkpointer.resume(state, step, **options))
@@ -143,14 +154,64 @@ def path_and_options(given: Any, argument: str) -> tuple[str, dict[str, Any]]:
     if not isinstance(path, (str, os.PathLike)):
         shown = "a dict without 'path'" if isinstance(given, Mapping) and path is None else an(type(path).__name__)
         raise UsageError(f"{argument} is {shown}; give a directory such as 'runs/gpt', or {{'path': ..., 'keep': 3}}")
-    return os.path.abspath(os.path.expanduser(os.fspath(path))), options
+    if tiers.is_object_location(path):
+        return str(path), options
+    return local_path(path, f"{argument} takes a directory, or s3://bucket/run as a text"), options
 
 
-def refuse_later_steps(checkpointer: Checkpointer, begins: int, how: str) -> None:
+def local_path(path: str | os.PathLike[str], takes: str) -> str:
+    """Absolute. A URL is refused: as a path, it would be a directory below the current one."""
+    text = os.path.expanduser(os.fspath(path))
+    if _URL.match(text):
+        raise UsageError(f"'{text}' is not a directory; {takes}")
+    return os.path.abspath(text)
+
+
+class SavedSteps:
+    """The committed checkpoints of a run, wherever they are: in its directory, or only on a tier below it."""
+
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+        self._path = path
+        places = tiers.find_places(path, options.get("tiers"), 2, None)
+        self._tiers = places.lower
+        self._where = [places.path, *(os.fspath(tier.location) for tier in places.lower)]
+
+    def find(self) -> dict[int, str]:
+        """Each step, oldest first, and the fastest place that has it.
+
+        Raises if nothing is found and a place cannot be listed: a run would begin anew although it has checkpoints.
+        """
+        found: dict[int, str] = {}
+        trouble: Error | None = None
+        for where, tier in zip(self._where, [None, *self._tiers], strict=True):
+            try:
+                versions = _core.list_versions(where)
+            except NotFoundError:
+                continue  # nothing was saved there yet
+            except Error as error:
+                logger.warning("the checkpoints in '%s' cannot be listed: %s", where, error)
+                if tier is None or not (tier.endpoint or tier.region or tier.profile or tier.path_style):
+                    trouble = error  # otherwise only the engine knows how to reach it
+                continue
+            for version in versions:
+                found.setdefault(version.step, where)
+        if not found and trouble is not None:
+            raise trouble
+        return dict(sorted(found.items()))
+
+    def place_of(self, step: int | None) -> str:
+        """Where to read this step, or the newest one."""
+        found = self.find()
+        if step is None:
+            return found[max(found)] if found else self._where[0]
+        return found.get(step, self._where[0])
+
+
+def refuse_later_steps(path: str, steps: Iterable[int], begins: int, how: str) -> None:
     """Two runs are never mixed. Without this, the first save would be the one to say so."""
-    latest = checkpointer.latest_step()
-    if latest is not None and latest > begins:
+    latest = max(steps, default=-1)
+    if latest > begins:
         raise UsageError(
-            f"'{checkpointer.path}' has checkpoints up to step {latest}, and this run begins at step {begins}; "
+            f"'{path}' has checkpoints up to step {latest}, and this run begins at step {begins}; "
             f"{how}, or give another directory"
         )

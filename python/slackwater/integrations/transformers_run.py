@@ -27,7 +27,15 @@ from ..metadata import Best
 from ..reader import load
 from ..reader import open as open_checkpoint
 from ..rng import Rng
-from .trainer_shared import EpochStart, LateRandom, asked_step, generators_of, is_resume_name, refuse_later_steps
+from .trainer_shared import (
+    EpochStart,
+    LateRandom,
+    SavedSteps,
+    asked_step,
+    generators_of,
+    is_resume_name,
+    refuse_later_steps,
+)
 from .transformers_stubs import Stubs
 
 logger = logging.getLogger("slackwater")
@@ -51,6 +59,7 @@ class TrainerRun:
             self._options.setdefault("keep_best", Best(_BEST, 1, mode="max"))
         self._path = path
         self._checkpointer = Checkpointer(path, **self._options)
+        self._saved_steps = SavedSteps(path, self._options)
         self._checkpointer._metric_seen = "keep_best" not in options  # no warning about a metric of ours
         self._output_dir = trainer._get_output_dir(trial)
         self._stubs = Stubs(self._checkpointer, self._output_dir) if args.should_save else None
@@ -73,7 +82,7 @@ class TrainerRun:
         """What Trainer is to resume from: the directory of ours, or what the caller said."""
         if self._stubs is not None:
             self._stubs.tidy({})
-        steps = self._checkpointer.steps()
+        steps = list(self._saved_steps.find())
         wanted = self._wanted(resume, steps)
         if wanted is None:
             begins = -1
@@ -81,7 +90,8 @@ class TrainerRun:
                 begins = _step_of(resume)
             elif resume is True:
                 begins = _step_of(get_last_checkpoint(self._trainer.args.output_dir) or "")
-            refuse_later_steps(self._checkpointer, max(begins, 0), "give train(resume_from_checkpoint='slackwater')")
+            how = "give train(resume_from_checkpoint='slackwater')"
+            refuse_later_steps(self._path, steps, max(begins, 0), how)
             return None if is_resume_name(resume) else resume
         return self._point_to(wanted)
 
@@ -98,7 +108,7 @@ class TrainerRun:
             others = -1 if last is None or Stubs.is_one(last) else _step_of(last)
             return steps[-1] if steps and steps[-1] >= others else None
         elif isinstance(resume, str) and Stubs.is_one(resume):
-            self._asked, step = True, Stubs.step_of(resume, self._path)
+            self._asked, step = True, Stubs.step_of(resume, self._checkpointer.path)
         else:
             return None
         if step not in steps:
@@ -128,7 +138,7 @@ class TrainerRun:
 
     def _state_of(self, step: int) -> tuple[str, dict[str, Any]]:
         """What rank 0 saved about the trainer."""
-        with open_checkpoint(self._path, step) as checkpoint:
+        with open_checkpoint(self._saved_steps.place_of(step), step) as checkpoint:
             tree = checkpoint.tree(only=["trainer", "trainer_state"])
         text, place = tree.get("trainer_state"), tree.get("trainer")
         if not isinstance(text, str) or not isinstance(place, dict):
@@ -137,7 +147,7 @@ class TrainerRun:
 
     def before_damaged(self, error: DamagedError) -> str:
         """The checkpoint before the one that cannot be read."""
-        earlier = [step for step in self._checkpointer.steps() if step < (self._resumed or 0)]
+        earlier = [step for step in self._saved_steps.find() if step < (self._resumed or 0)]
         if self._asked or self._resumed is None or not earlier or self._options.get("on_damage") == "raise":
             raise error
         logger.error("step %d cannot be restored: %s; trying step %d", self._resumed, error, earlier[-1])
@@ -277,7 +287,8 @@ class TrainerRun:
         if best is None or step not in self._all_steps():
             return False
         self._checkpointer.fence(host=True)
-        weights = load(self._path, step, only="model")["model"]
+        allow_pickle = bool(self._options.get("allow_pickle", False))
+        weights = load(self._saved_steps.place_of(step), step, only="model", allow_pickle=allow_pickle)["model"]
         trainer.model.load_state_dict(weights, strict=_trained_part(trainer.model) is None)
         return True
 
@@ -285,7 +296,7 @@ class TrainerRun:
         """With those in flight, once they are committed. What failed is in the log, and close() reports it."""
         with contextlib.suppress(Error):
             self._checkpointer.wait()
-        return self._checkpointer.steps()
+        return list(self._saved_steps.find())
 
     # The end
 

@@ -27,6 +27,8 @@ class _Cache:
     plans: list[SavePlan] = dataclasses.field(default_factory=list)  # of the coordinator: of all ranks
     told: list[SavePlan] = dataclasses.field(default_factory=list)  # of the coordinator: what they write
     metadata: Metadata | None = None
+    # A save was planned and never said what is to be written: the coordinator may have those plans by now.
+    pending: bool = False
 
 
 _caches: dict[tuple[str, int], _Cache] = {}
@@ -49,8 +51,9 @@ class SlackwaterSavePlanner(DefaultSavePlanner):
         plan = super().create_local_plan()
         self._own_plan = plan
         cache = self._cache
-        if cache.local is not None and cache.final is not None and _same(plan, cache.local):
-            return SavePlan([], planner_data=_digest(cache.final), usable=False)
+        known, cache.pending = not cache.pending, True
+        if known and cache.local is not None and cache.final is not None and _same(plan, cache.local):
+            return SavePlan([], planner_data=(_digest(plan), _digest(cache.final)), usable=False)
         return plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -61,6 +64,11 @@ class SlackwaterSavePlanner(DefaultSavePlanner):
                 "a rank planned with a plan cache that the coordinator does not have; use one cache_key for "
                 "one set of ranks"
             )
+        if known and any(
+            not plan.usable and plan.planner_data[0] != _digest(mine)
+            for plan, mine in zip(all_plans, cache.plans, strict=True)
+        ):
+            raise UsageError("a rank says that its plan is as before, and the coordinator has another; save again")
         merged = [plan if plan.usable else cache.plans[rank] for rank, plan in enumerate(all_plans)]
         if known and cache.metadata is not None and not any(plan.usable for plan in all_plans):
             told, metadata = cache.told, cache.metadata
@@ -69,7 +77,7 @@ class SlackwaterSavePlanner(DefaultSavePlanner):
         cache.plans, cache.told, cache.metadata = merged, told, metadata
         sent = [
             SavePlan([], planner_data=None, usable=False)
-            if not given.usable and given.planner_data == _digest(plan)
+            if not given.usable and given.planner_data[1] == _digest(plan)
             else plan
             for given, plan in zip(all_plans, told, strict=True)
         ]
@@ -80,7 +88,7 @@ class SlackwaterSavePlanner(DefaultSavePlanner):
         if new_plan.usable:
             cache.final = new_plan
         assert cache.final is not None, "the coordinator left out a plan that this rank does not have"
-        cache.local = self._own_plan  # only now: the coordinator has it
+        cache.local, cache.pending = self._own_plan, False  # only now: the coordinator has it
         return super().finish_plan(cache.final)
 
 

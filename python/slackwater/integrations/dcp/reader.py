@@ -36,8 +36,12 @@ class SlackwaterReader(StorageReader):
     """Loads what ``SlackwaterWriter`` saved, on any number of ranks. ``allow_pickle``: load values that were pickled,
     which runs code from the file."""
 
-    def __init__(self, path: str | os.PathLike[str], *, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], _extension_registry: Any = None, *, allow_pickle: bool = False
+    ) -> None:
         super().__init__()
+        if _extension_registry is not None:
+            raise UnsupportedError("Slackwater's reader has no stream extensions; leave _extension_registry out")
         self.path: str | os.PathLike[str] = path
         self.load_id = str(uuid.uuid4())
         self._allow_pickle = bool(allow_pickle)
@@ -60,6 +64,7 @@ class SlackwaterReader(StorageReader):
         rank = kwargs.get("rank")
         if rank is not None:
             root = rank_root(root, rank)
+        self._checkpoint = None  # another one may have been saved here since the last load
         found = self._open(root)
         metadata = dataclasses.replace(found.metadata, state_dict_metadata=dict(found.metadata.state_dict_metadata))
         metadata.storage_meta = StorageMeta(checkpoint_id=self.path, load_id=self.load_id)

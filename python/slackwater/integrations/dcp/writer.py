@@ -22,6 +22,7 @@ import os
 import re
 import threading
 import uuid
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ... import _core
-from ...errors import AbortedError, UsageError
+from ...errors import AbortedError, UnsupportedError, UsageError
 from .. import torch_state
 from . import contents, parts, staging
 
@@ -43,9 +44,17 @@ _RUN_NAME = "torch.distributed.checkpoint"
 _PART = "__slackwater_part__"  # the result that carries a rank's part
 _NUMBER = re.compile(r"(\d+)$")
 _LARGEST_STEP = (1 << 63) - 1
-# Of FileSystemWriter: accepted, so that one writer can replace the other. The engine has threads and syncs of its own.
-_OF_FILE_SYSTEM_WRITER = frozenset(
-    {"single_file_per_rank", "sync_files", "thread_count", "per_thread_copy_ahead", "cache_staged_state_dict"}
+# Of FileSystemWriter, in its order: accepted, so that one writer can replace the other. The engine has threads and
+# syncs of its own.
+_OF_FILE_SYSTEM_WRITER = (
+    "single_file_per_rank",
+    "sync_files",
+    "thread_count",
+    "per_thread_copy_ahead",
+    "cache_staged_state_dict",
+    "overwrite",
+    "_extensions",
+    "serialization_format",
 )
 
 
@@ -76,7 +85,9 @@ class _Save:
             del _coordinated[self.root]
 
 
-_coordinated: dict[str, _Save] = {}  # saves of this process that hold the lock of a directory
+# Saves of this process that hold the lock of a directory. DCP does not tell a writer that a save has failed on another
+# rank. So a save is held only by the thread that made it: its lock goes with the thread.
+_coordinated: weakref.WeakValueDictionary[str, _Save] = weakref.WeakValueDictionary()
 
 
 class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
@@ -84,15 +95,17 @@ class SlackwaterWriter(staging.SlackwaterStager, StorageWriter):
     ``FileSystemWriter``; ``dcp.save(..., checkpoint_id=...)`` replaces it for one save.
 
     ``overwrite``: False refuses a directory that holds a checkpoint. True replaces it, once the new one is committed.
+    ``positional`` are the options of ``FileSystemWriter`` in its order.
     ``allow_pickle``: pickle values that have no exact plain form, instead of refusing them.
     ``options`` are those of the engine: ``pool``, ``slab``, ``copy_threads``, ``io_backend`` and so on.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, overwrite: bool = True, allow_pickle: bool = False, **options: Any
+        self, path: str | os.PathLike[str], *positional: Any, allow_pickle: bool = False, **options: Any
     ) -> None:
+        options = {**_named(positional, options), **options}
         self.path: str | os.PathLike[str] = path
-        self.overwrite = bool(overwrite)
+        self.overwrite = bool(options.pop("overwrite", True))
         self.save_id = str(uuid.uuid4())
         self._allow_pickle = bool(allow_pickle)
         self._settings = _settings(options)
@@ -372,7 +385,26 @@ def _process_rank() -> int:
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
+def _named(positional: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Positional options by their names in FileSystemWriter."""
+    named = dict(zip(_OF_FILE_SYSTEM_WRITER, positional, strict=False))
+    twice = named.keys() & options.keys()
+    if len(positional) > len(named) or twice:
+        raise TypeError(f"SlackwaterWriter got {min(twice) + ' twice' if twice else 'too many positional options'}")
+    return named
+
+
+def _check_format(options: dict[str, Any]) -> None:
+    """What FileSystemWriter can do to its files, and we cannot."""
+    if options.pop("_extensions", None):
+        raise UnsupportedError("Slackwater's writer has no stream extensions; leave _extensions out")
+    kind = options.pop("serialization_format", None)
+    if kind is not None:  # either value: our files are safetensors, and hold what torch.save would
+        logger.info("serialization_format has no meaning for Slackwater's writer, whose files are safetensors")
+
+
 def _settings(options: dict[str, Any]) -> dict[str, str]:
+    _check_format(options)
     known = {row["name"] for row in _core.option_table()} - {
         "rank",
         "world",

@@ -1,8 +1,8 @@
 """Board: how the ranks tell each other about a tag, through the key-value store of ``torch.distributed``.
 
-Ranks write different numbers of files, and some write none. So each rank that writes *announces* itself inside its
-first ``save`` of a tag. DeepSpeed ends ``save_checkpoint`` with a barrier. When rank 0 closes the tag after that, every
-rank that takes part is on the board. Each of them then *reports* its files when they are durable, and rank 0 *decides*.
+Ranks write different numbers of files, and some write none. So each rank *announces* itself when it opens a tag.
+DeepSpeed ends ``save_checkpoint`` with a barrier. When rank 0 closes the tag after that, every rank that takes part is
+on the board. Each of them then *reports* its files when they are durable, and rank 0 *decides*.
 
 Thread rule: ``announce`` belongs to the trainer's thread, everything else to the finisher's. Each has a connection of
 its own, because a call that waits keeps its connection busy.
@@ -61,6 +61,11 @@ class Board:
     def announce(self, key: str) -> None:
         if self.world > 1:
             self._call(lambda: self._trainer.set(f"{key}/announced/{self.rank}", "yes"))
+
+    def announce_again(self, key: str) -> None:
+        """On the finisher's connection, in case the trainer's had failed."""
+        if self.world > 1:
+            self._call(lambda: self._finisher.set(f"{key}/announced/{self.rank}", "yes"))
 
     def report(self, key: str, content: dict[str, Any]) -> None:
         if self.world > 1:

@@ -1,8 +1,9 @@
 """CheckpointEngine: what DeepSpeed calls.
 
 DeepSpeed calls ``save`` once per file, and never says that a checkpoint is complete. So this engine finds out: the next
-step of an optimizer, a save under another tag, or ``wait()`` closes a tag on this rank. A hook before every optimizer
-step also fences: tensors are copied beside the next forward and backward pass, and never after the update.
+step of an optimizer, the next save, or ``wait()`` closes a tag on this rank. ``checkpoint_calls`` tells whether all its
+files were handed over. A hook before every optimizer step also fences: tensors are copied beside the next forward and
+backward pass, and never after the update.
 
 Thread rule: ``save``, ``load`` and ``wait`` belong to the trainer's thread.
 """
@@ -19,16 +20,17 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...errors import ClosedError, Error, TimeoutError, UnsupportedError, UsageError
+from ...errors import AbortedError, ClosedError, Error, TimeoutError, UnsupportedError, UsageError
 from ...lifecycle import EXIT_SECONDS
 from ..fence_hooks import register_step_hook
-from . import loading
+from ..files import sync_directory
+from . import checkpoint_calls, loading
 from .board import Board, next_key
 from .finisher import FileJob, Finisher, Tag
 from .objects import to_plain, with_buffers_copied
 from .settings import Settings
 from .spool import Spool
-from .tag_directory import TagDirectory, sync_directory
+from .tag_directory import TagDirectory
 
 logger = logging.getLogger("slackwater")
 
@@ -40,6 +42,7 @@ class CheckpointEngine:
     """``"datastates_ckpt"`` in the config of DeepSpeed makes one per rank. docs/integrations/deepspeed.md."""
 
     def __init__(self, deepspeed_config: Any = None, rank: int = 0) -> None:
+        checkpoint_calls.wrap(_writer_of, _settle_all)
         self._writer = _Writer(Settings(deepspeed_config), int(rank))
         self._finalizer = weakref.finalize(self, self._writer.close_quietly)
         self._finalizer.atexit = False  # _at_exit() does that
@@ -83,7 +86,6 @@ class _Writer:
         self._finisher = Finisher(self._board, settings)
         self._spool: Spool | None = None
         self._tag: Tag | None = None  # open: files may still come
-        self._exception_before: Any = None  # what had ended the program when the tag was opened: nothing, normally
         self._closed = False
         self.optimizer_steps = 0
         self._remove_hook: Callable[[], None] | None = None
@@ -134,16 +136,37 @@ class _Writer:
         path = os.path.abspath(folder)
         if self._tag is not None and self._tag.directory.path == path:
             return self._tag
+        return self._open_tag(folder)
+
+    def _open_tag(self, folder: str, *, by_all: bool = False) -> Tag:
         self.close_tag()
-        self._tag = Tag(TagDirectory(path), next_key(folder))
-        self._exception_before = getattr(sys, "last_value", None)
+        self._tag = tag = Tag(TagDirectory(os.path.abspath(folder)), next_key(folder), by_all=by_all)
+        tag.exceptions_before = _exceptions()
         if self._remove_hook is None:
             self._remove_hook = register_step_hook(self)
         try:
-            self._board.announce(self._tag.key)
+            self._board.announce(tag.key)
         except Error as error:
-            self._tag.fail(error)
-        return self._tag
+            if by_all:  # rank 0 waits for this rank in any case, and the finisher has another connection
+                logger.warning("checkpoint '%s': %s", tag.directory.tag, error)
+            else:
+                tag.fail(error)
+        return tag
+
+    def begin_tag(self, folder: str, save_latest: bool) -> Tag | None:
+        """DeepSpeed's ``save_checkpoint`` begins, on all ranks."""
+        if self._closed or self._pid != os.getpid():
+            return None
+        tag = self._open_tag(folder, by_all=True)
+        tag.save_latest = save_latest
+        return tag
+
+    def end_tag(self, tag: Tag | None, error: BaseException | None) -> None:
+        if tag is None:
+            return
+        tag.whole = error is None
+        if error is not None:
+            tag.fail(AbortedError(f"save_checkpoint() ended with {type(error).__name__}: {error}"))
 
     def _spool_in(self, save_dir: str) -> Spool:
         if self._spool is not None and self._spool.save_dir != save_dir:
@@ -166,9 +189,11 @@ class _Writer:
         tag, self._tag = self._tag, None
         if tag is None:
             return
-        if getattr(sys, "last_value", None) is not self._exception_before or sys.exc_info()[0] is not None:
+        new = [error for error in _exceptions() if not any(error is known for known in tag.exceptions_before)]
+        if new and not tag.whole:  # files may be missing
             tag.fail(ClosedError("the program ended with an exception before it was complete"))
-        tag.sure = sure
+        tag.exceptions_before.clear()  # their frames hold on to much
+        tag.sure = sure or tag.whole
         self._finisher.close_tag(tag)
 
     # Waiting
@@ -183,6 +208,10 @@ class _Writer:
             self._finisher.drain(None)
             self._raise_error()
 
+    def drain(self) -> None:
+        if self._pid == os.getpid() and not self._closed:
+            self._finisher.drain(None)
+
     def _raise_error(self) -> None:
         error = self._finisher.take_error()
         if error is not None:
@@ -190,9 +219,8 @@ class _Writer:
 
     def load(self, path: str, map_location: Any) -> Any:
         self._check_usable()
-        if self._spool is not None:  # it may be on its way
-            self.close_tag()
-            self._finisher.drain(None)
+        self.close_tag()
+        self._finisher.drain(None)  # it may be on its way
         state = loading.load_file(path, map_location, allow_pickle=self._settings.allow_pickle)
         return state[_VALUE] if isinstance(state, dict) and list(state) == [_VALUE] else state
 
@@ -234,6 +262,25 @@ _open: weakref.WeakSet[_Writer] = weakref.WeakSet()
 def _at_exit() -> None:
     for writer in list(_open):
         writer.close_quietly(EXIT_SECONDS)
+
+
+def _writer_of(deepspeed_engine: Any) -> _Writer | None:
+    ours = getattr(getattr(deepspeed_engine, "checkpoint_engine", None), "ckpt_engine", None)
+    return ours._writer if isinstance(ours, CheckpointEngine) else None
+
+
+def _settle_all() -> None:
+    """Everything of this rank that is in flight is complete, or given up: its log, and ``wait``, say which."""
+    writers = list(_open)
+    for writer in writers:  # all first: each waits for other ranks, which may wait for the others of this one
+        writer.fence_quietly()
+    for writer in writers:
+        writer.drain()
+
+
+def _exceptions() -> list[BaseException]:
+    """What ended the program, and what is being handled right here."""
+    return [error for error in (getattr(sys, "last_value", None), sys.exc_info()[1]) if error is not None]
 
 
 def _world() -> int:

@@ -21,7 +21,7 @@ from .board import Board
 from .settings import Settings
 from .spool import Spool
 from .stub import stub_bytes
-from .tag_directory import Placed, TagDirectory, replace_file, tags_of, write_latest
+from .tag_directory import Placed, TagDirectory, read_latest, replace_file, tags_of, write_latest
 
 logger = logging.getLogger("slackwater")
 
@@ -36,6 +36,10 @@ class Tag:
     error: Exception | None = None  # the first
     sure: bool = True  # False: closed at a moment when not all ranks may have announced themselves
     files: set[str] = field(default_factory=set)
+    by_all: bool = False  # every rank takes part: DeepSpeed's save_checkpoint() was called
+    whole: bool = False  # it has returned, so this rank has handed over all its files
+    save_latest: bool = True
+    exceptions_before: list[BaseException] = field(default_factory=list)  # when the tag was opened: none, normally
 
     def fail(self, error: Exception) -> None:
         self.error = self.error or error
@@ -125,7 +129,7 @@ class Finisher:
 
     def _finish_tag(self, tag: Tag) -> None:
         try:
-            if tag.error is None:
+            if tag.error is None and tag.placed:
                 tag.directory.sync(tag.placed)
         except Exception as error:
             tag.fail(error)
@@ -134,6 +138,7 @@ class Finisher:
             if self._board.rank == 0:
                 self._decide(tag)
             else:
+                self._board.announce_again(tag.key)
                 self._board.report(tag.key, {"files": [list(placed) for placed in tag.placed], "error": why})
                 self._obey(tag)
         except Exception as error:
@@ -146,12 +151,14 @@ class Finisher:
         ranks: set[int] = set()
         try:
             ranks = self._board.announced(tag.key)
-            self._check_ranks(tag, ranks)
+            ranks = self._with_missing(tag, ranks)
             placed = list(tag.placed)
             for rank, report in self._board.reports(tag.key, ranks, self._settings.commit_timeout).items():
                 if report["error"] is not None:
                     tag.fail(AbortedError(f"rank {rank} could not write its files: {report['error']}"))
                 placed += [Placed(*fields) for fields in report["files"]]
+            if not placed:
+                tag.fail(AbortedError("no rank has handed over a file of it"))
             if tag.error is None:
                 self._commit(tag, placed)
         except Exception as error:
@@ -164,13 +171,18 @@ class Finisher:
         if tag.error is None:
             self._ranks_before = ranks
 
-    def _check_ranks(self, tag: Tag, ranks: set[int]) -> None:
-        """A program that ends in the middle of ``save_checkpoint`` must not commit what some ranks never wrote."""
-        if tag.sure:
-            return
-        missing = sorted((self._ranks_before or set()) - ranks)
-        if missing:
+    def _with_missing(self, tag: Tag, ranks: set[int]) -> set[int]:
+        """The ranks that took part, and those that must have: one may not have reached the store to say so.
+
+        Without its files the tag would be torn, so rank 0 waits for its report. A program that ends will not send one.
+        """
+        expected = self._ranks_before or set()
+        if tag.by_all or (self._ranks_before is None and self._settings.every_rank_writes):
+            expected = set(range(self._board.world))
+        missing = sorted(expected - ranks)
+        if missing and not tag.sure:
             raise AbortedError(f"the program ends, and rank {missing[0]} has not saved its files of this checkpoint")
+        return ranks | expected
 
     def _commit(self, tag: Tag, placed: list[Placed]) -> None:
         directory = tag.directory
@@ -178,7 +190,7 @@ class Finisher:
             self._orders[directory.save_dir] = max((found.order for _, found in tags_of(directory.save_dir)), default=0)
         self._orders[directory.save_dir] += 1
         directory.commit(placed, self._board.world, self._orders[directory.save_dir])
-        if self._settings.write_latest:
+        if self._settings.write_latest and tag.save_latest:
             write_latest(directory.save_dir, directory.tag)
         logger.info("checkpoint '%s' is complete in %s: %d files", directory.tag, directory.save_dir, len(placed))
         if self._settings.keep > 0:
@@ -189,8 +201,9 @@ class Finisher:
 
     def _remove_old(self, newest: TagDirectory) -> None:
         found = sorted(tags_of(newest.save_dir), key=lambda entry: entry[1].order, reverse=True)
+        latest = read_latest(newest.save_dir)  # not always the newest one: save_checkpoint(save_latest=False)
         for directory, _ in found[self._settings.keep :]:
-            if directory.tag != newest.tag:
+            if directory.tag not in (newest.tag, latest):
                 directory.remove()
 
     def _obey(self, tag: Tag) -> None:

@@ -96,6 +96,9 @@ class Settings:
         self.keep: int = values["keep"]
         self.allow_pickle: bool = values["allow_pickle"]
         self.commit_timeout = float(values["commit_timeout"])
+        zero = _get(deepspeed_config, "zero_config") or _get(deepspeed_config, "zero_optimization")
+        stage = _get(zero, "stage")
+        self.every_rank_writes = isinstance(stage, int) and int(stage) >= 1  # its part of the optimizer's state
         self.at_once_because = _why_at_once(values["capture"], deepspeed_config)
         self.options: dict[str, Any] = {
             key.option: values[name] for name, key in KEYS.items() if key.option and values[name] is not None

@@ -76,19 +76,21 @@ def read_stub(text: str) -> Any:
     from .loading import load_file, load_stub
 
     content = _parse(text, "the stub that torch.load has opened")
-    given = _path_given_to_torch_load()
+    given, trusted = _given_to_torch_load()
     if given is not None and os.path.isdir(os.path.join(os.path.dirname(given), "slackwater")):
-        return load_file(given)
-    return load_stub(content)
+        return load_file(given, allow_pickle=trusted)
+    return load_stub(content, allow_pickle=trusted)
 
 
-def _path_given_to_torch_load() -> str | None:
+def _given_to_torch_load() -> tuple[str | None, bool]:
+    """The path, and whether pickles are allowed: the caller says so with ``weights_only=False``."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "load" and frame.f_globals.get("__name__") == "torch.serialization":
             given = frame.f_locals.get("f")
             if not isinstance(given, (str, os.PathLike)):
                 given = getattr(given, "name", None)  # an open file
-            return os.path.abspath(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else None
+            path = os.path.abspath(os.fspath(given)) if isinstance(given, (str, os.PathLike)) else None
+            return path, frame.f_locals.get("weights_only") is False
         frame = frame.f_back
-    return None
+    return None, False

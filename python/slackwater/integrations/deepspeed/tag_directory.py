@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...errors import DamagedError, NotFoundError, StorageError, UnsupportedError
+from ..files import sync_directory
 
 logger = logging.getLogger("slackwater")
 
@@ -99,6 +100,7 @@ class TagDirectory:
                 "files": {placed.file: placed._asdict() for placed in sorted(files)},
             }
         )
+        os.makedirs(self.folder, exist_ok=True)  # rank 0 may have no file
         replace_file(os.path.join(self.folder, MANIFEST), text)
         self._remove_all_but({placed.folder for placed in files})
 
@@ -180,6 +182,14 @@ def tags_of(save_dir: str) -> Iterator[tuple[TagDirectory, Manifest]]:
                 yield directory, manifest
 
 
+def read_latest(save_dir: str) -> str | None:
+    try:
+        with open(os.path.join(save_dir, LATEST)) as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return None
+
+
 def write_latest(save_dir: str, tag: str) -> None:
     replace_file(os.path.join(save_dir, LATEST), tag.encode())
 
@@ -247,14 +257,6 @@ def _write_synced(path: str, content: bytes) -> None:
 def _sync_file(path: str) -> None:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
-
-
-def sync_directory(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove(path: str) -> None:
