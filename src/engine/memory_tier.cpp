@@ -31,7 +31,7 @@ void MemoryTier::attach() {
   client_ = std::move(**attached);
   if (!client_->memory()) return;
   auto region = Region::open(client_->memory());
-  if (!region) return log_.info("the keeper's memory is not used: {}", region.error().to_string());
+  if (!region) return log_.info("ignoring the memory of an earlier trainer: {}", region.error().to_string());
   if (region->shape().rank != options_.rank || region->shape().world != options_.world) return;
   slabs_ = std::make_shared<KeptSlabs>(std::make_shared<Region>(std::move(*region)), options_.memory_versions, log_);
 }
@@ -197,7 +197,7 @@ void MemoryTier::close(bool all_committed) {
   slabs_.reset();
   if (client_ && all_committed && !keep_after_close_) {
     if (const Status released = client_->release(); !released)
-      log_.warn("the keeper did not release its memory, and will after memory_timeout: {}",
+      log_.warn("the keeper did not release its memory; it will do so after memory_timeout: {}",
                 released.error().to_string());
   }
   client_.reset();  // the keeper takes this for the end of the trainer, and flushes what is not committed

@@ -47,7 +47,7 @@ Status write_file(FileSystem& fs, const std::string& path, const Region& region,
     for (std::uint64_t at = 0; at < size; at += kBlockBytes) {
       const auto block = bytes.subspan(at, std::min(kBlockBytes, size - at));
       if (digest64(block) != record.block_digests[(offset + at) / kBlockBytes])
-        return fail(ErrorKind::kCorrupt, "the keeper's memory is not what was staged (checksum differs)", path);
+        return fail(ErrorKind::kCorrupt, "the copy in memory is damaged (checksum differs)", path);
     }
     SW_TRY(durable.file().write_at(bytes, offset));
   }
@@ -60,7 +60,8 @@ Status flush_version(FileSystem& fs, const Clock& clock, const std::string& root
                      const Region::Kept& kept, PublishGate& gate, const Log& log) {
   const StagedVersion& version = kept.version;
   const std::string directory = version_path(root, version.name);
-  if (version.world != 1) return fail(ErrorKind::kUnsupported, "only all ranks together can commit", directory);
+  if (version.world != 1)
+    return fail(ErrorKind::kUnsupported, "a step of several ranks cannot be committed by one keeper", directory);
   SW_ASSIGN(const Record record, parse_record(version.record, directory));
   SW_ASSIGN(Manifest manifest, parse_manifest(version.manifest, directory));
   if (record.files.size() != version.files.size())

@@ -44,7 +44,7 @@ class KeeperClient {
 
  private:
   explicit KeeperClient(UniqueFd socket);
-  [[nodiscard]] Result<KeeperMail> ask(const KeeperMessage& request);
+  [[nodiscard]] Result<ReceivedMessage> ask(const KeeperMessage& request);
 
   UniqueFd socket_;
   std::shared_ptr<SharedMemory> memory_;

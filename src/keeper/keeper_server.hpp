@@ -3,7 +3,7 @@
 // after a time without a trainer.
 //
 //   main thread: answers requests, watches the trainer (its socket and its pidfd), watches the clock
-//   "kp-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
+//   "sw-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
 //
 // Owner: the command line (cli/keeper.cpp). Thread rule: run() belongs to one thread.
 #pragma once
