@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -136,6 +137,7 @@ Result<std::unique_ptr<KeeperClient>> KeeperClient::start(const KeeperSettings& 
 }
 
 Result<std::shared_ptr<SharedMemory>> KeeperClient::make_memory(std::uint64_t size_bytes) {
+  memory_.reset();
   SW_ASSIGN(const ReceivedMessage reply, ask({.kind = MessageKind::kMakeMemory, .bytes = size_bytes}));
   if (reply.message.kind != MessageKind::kMemory)
     return fail(error_from_errno(reply.message.sys_errno, "the keeper could not make its memory"));
@@ -148,16 +150,28 @@ Status KeeperClient::release() {
   return fail(ErrorKind::kIo, "the keeper did not release its memory");
 }
 
-Result<std::optional<std::shared_ptr<SharedMemory>>> peek_at_keeper(const KeeperSettings& settings) {
-  using Memory = std::optional<std::shared_ptr<SharedMemory>>;
-  SW_ASSIGN(const std::string address, keeper_address(settings.directory, settings.rank));
-  const auto socket = connect_to(address, settings.answer_within);
-  if (!socket && socket.error().kind == ErrorKind::kNotFound) return Memory();
+Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& settings) {
+  using Peeked = std::optional<PeekedMemory>;
+  auto address = keeper_address(settings.directory, settings.rank);
+  if (!address && address.error().kind == ErrorKind::kNotFound) return Peeked();  // not even a directory
+  if (!address) return fail(std::move(address).error());
+  const auto socket = connect_to(*address, settings.answer_within);
+  if (!socket && socket.error().kind == ErrorKind::kNotFound) return Peeked();
   if (!socket) return fail(socket.error());
   SW_ASSIGN(const ReceivedMessage reply, exchange(*socket, {.kind = MessageKind::kPeek}));
-  if (reply.message.kind != MessageKind::kMemory) return Memory();
+  if (reply.message.kind != MessageKind::kMemory) return Peeked();
   SW_ASSIGN(auto memory, map_reply(reply, SharedMemory::Access::kRead));
-  return Memory(std::move(memory));
+  return Peeked({.memory = std::move(memory), .flushing = reply.message.flushing != 0});
+}
+
+void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    const auto peeked = peek_at_keeper(settings);
+    if (!peeked || !*peeked || !(*peeked)->flushing || std::chrono::steady_clock::now() >= deadline) return;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 void release_stale_keeper(const KeeperSettings& settings) {

@@ -136,8 +136,11 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
       if (is_trainer) return make_memory(peer, request.bytes);
       break;
     case MessageKind::kPeek: {
+      // The news of the trainer's death may be on its way. Whoever asks must not be told that nothing is being written.
+      if (trainer_ && !is_trainer && trainer_gone(false)) trainer_ended();
+      const std::uint32_t flushing = flush_ || flush_at_ ? 1 : 0;
       const auto reader = memory_ ? reopen_read_only(memory_) : fail(ErrorKind::kNotFound, "there is no memory");
-      if (reader) return send(peer, {.kind = MessageKind::kMemory}, &*reader);
+      if (reader) return send(peer, {.kind = MessageKind::kMemory, .flushing = flushing}, &*reader);
       return send(peer, {.kind = MessageKind::kNoMemory});
     }
     case MessageKind::kRelease:
@@ -146,6 +149,7 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
       hand_over();
       memory_ = UniqueFd();
       done_ = true;
+      listener_ = UniqueFd();  // before the reply: whoever has it may start another keeper at once
       return send(peer, {.kind = MessageKind::kReleased});
     case MessageKind::kMemory:
     case MessageKind::kNoMemory:
@@ -222,11 +226,13 @@ void KeeperServer::begin_flush() {
 
   flush_ = std::make_shared<Flush>();
   flush_->lock = std::move(*lock);
-  const auto body = [this, flush = flush_.get(), region = std::move(*region),
+  const auto body = [this, flush = flush_.get(), region = std::make_shared<const Region>(std::move(*region)),
                      waiting = std::move(waiting)](const std::stop_token&) {
     for (const Region::Kept& kept : waiting) {
       const std::uint64_t step = kept.version.name.step;
-      const Status flushed = flush_version(fs_, clock_, options_.directory, region, kept, flush->gate, log_);
+      const RankPart part{.region = region, .entry = kept.entry, .version = kept.version};
+      const auto flushed =
+          flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush->gate, log_);
       if (flushed) {
         log_.info("step {} is committed", step);
       } else {

@@ -73,7 +73,7 @@ class KeeperServer {
   FileSystem& fs_;
   const Clock& clock_;
   const Log log_;
-  const UniqueFd listener_;
+  UniqueFd listener_;  // until the memory is released
   const UniqueFd signals_;
   const UniqueFd flush_ended_;  // eventfd
 

@@ -35,7 +35,9 @@ struct KeeperMessage {
   MessageKind kind = MessageKind::kAttach;
   std::uint64_t bytes = 0;
   std::int32_t sys_errno = 0;
-  std::int32_t pid = 0;  // kRefused: of the trainer that is attached
+  std::int32_t pid = 0;        // kRefused: of the trainer that is attached
+  std::uint32_t flushing = 0;  // reply to kPeek: 1 while a step of a dead trainer is being written, or will be
+  std::uint32_t reserved = 0;
 };
 
 // A name in the abstract namespace, without the leading NUL. kNotFound if there is no such directory.

@@ -186,4 +186,12 @@ std::vector<Region::Kept> Region::kept() const {
   return all;
 }
 
+bool Region::holds(std::uint32_t index, const VersionName& name) const {
+  const Entry& slot = entry(index);
+  const std::uint32_t state = slot.state.load(std::memory_order_acquire);
+  const bool there =
+      state == std::to_underlying(KeptState::kStaged) || state == std::to_underlying(KeptState::kCommitted);
+  return there && slot.step == name.step && slot.attempt == name.attempt;
+}
+
 }  // namespace slackwater
