@@ -4,7 +4,8 @@
 
 Each round trains until a step is staged, kills the trainer with SIGKILL, and starts it again at once. It measures the
 time from the kill to the end of the first training step after the restore. The reference is the same program without a
-checkpoint: start, import, make the model, one training step. Both alternate in one run. The restore itself is measured
+checkpoint: start, import, make the model, one training step. It runs while the trainer waits and has nothing left to
+write. Both alternate in one run. The restore itself is measured
 by `slackwater_bench memory_restore`, against hash + memcpy of as many bytes with as many threads in the same process.
 """
 
@@ -49,21 +50,37 @@ step_once()
 said = {"stepped": time.monotonic(), "restore_seconds": restored - imported, "step": step}
 print(json.dumps(said), flush=True)
 step = (step or 0) + 1
-ckpt.save(step, {"tensors": tensors}).wait("staged")
-print(json.dumps({"staged": step}), flush=True)
+ckpt.save(step, {"tensors": tensors}).wait("committed")
+print(json.dumps({"committed": step}), flush=True)
+sys.stdin.readline()  # nothing of this process runs until then
+step_once()
+ckpt.fence()
+ckpt.save(step + 1, {"tensors": tensors}).wait("staged")
+print(json.dumps({"staged": step + 1}), flush=True)
 time.sleep(600)
 """
 
 
 def start(path: str, size: int, action: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", TRAINER, path, str(size), action], stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", TRAINER, path, str(size), action],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
 
 
 def line(process: subprocess.Popen[str]) -> dict[str, float]:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
+
+
+def save_one_more(process: subprocess.Popen[str]) -> float:
+    """The step that is staged, and not on disk yet, when this returns."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    return line(process)["staged"]
 
 
 def main() -> None:
@@ -79,12 +96,12 @@ def main() -> None:
         process = start(path, size, "first")
         line(process), line(process)
         beyond, plain, restores, lost = [], [], [], 0
-        staged = 1
         for _ in range(arguments.rounds):
             began = time.monotonic()
             reference = start(path, size, "plain")
             plain.append(line(reference)["stepped"] - began)
             reference.wait()
+            staged = save_one_more(process)
             killed = time.monotonic()
             os.kill(process.pid, signal.SIGKILL)
             restarted = start(path, size, "restart")
@@ -93,7 +110,7 @@ def main() -> None:
             lost += int(said["step"] != staged)
             beyond.append(said["stepped"] - killed - plain[-1])
             restores.append(size / said["restore_seconds"] / 1e9)
-            staged = int(line(restarted)["staged"])
+            line(restarted)
             process = restarted
         os.kill(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,9 +1,9 @@
 """The long forms of the reliability harnesses (docs/reliability.md), each with its table: `make soak MINUTES=n`.
 
 Runs at length what `make test` runs briefly: power cuts with many more outcomes, every mutation against every scenario,
-10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks, 200 during copies to a lower tier and 20 under
-torchrun, power cuts of a real ext4, the whole matrix of training runs that are killed and resumed, and a load of
-`--minutes`. Exit code 1 if anything was lost.
+10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks, 200 during copies to a lower tier, 1,000 with a
+memory tier and 20 under torchrun, power cuts of a real ext4, the whole matrix of training runs that are killed and
+resumed, and a load of `--minutes`. Exit code 1 if anything was lost.
 """
 
 import argparse
@@ -60,6 +60,7 @@ def harnesses(scale: float, minutes: float) -> list[Harness]:
         Harness("corruption/corruption_test", IN_MEMORY | {"SLACKWATER_CORRUPTIONS": count(10_000)}),
         Harness("kill/kill_test", odd_kills | {"SLACKWATER_KILLS": count(1_000), "SLACKWATER_KILL_MIB": "32"}),
         Harness("kill/tier_kill_test", {"SLACKWATER_TIER_KILLS": count(200)}),
+        Harness("kill/memory_kill_test", {"SLACKWATER_MEMORY_KILLS": count(1_000)}),
         Harness("kill/ranks_kill_test", {"SLACKWATER_RANK_KILLS": count(500), "SLACKWATER_ODD_KILLS": count(100)}),
         Harness("fault/background_error_test", {}, "faults: full, failing, slow, hanging disk"),
         Harness("fault/nothing_lost_test", {}, "faults: debris, disk of keep + 1 states, reads that fail for a while"),

@@ -48,6 +48,7 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   const Status idle = shared_.jobs.wait_idle(Level::kCommitted, timeout);
   const Status copied = shared_.promotions.wait_idle(deadline, options_.copy_timeout);
   const bool cleaned = shared_.cleaner.wait_idle(deadline);
+  const bool flushed = !shared_.memory || shared_.memory->flush().wait(deadline);
   // First the jobs in flight, then the failures. So a step that sw-commit gives up in between is in both, not in
   // neither.
   const auto left = shared_.jobs.snapshots();                           // close() has begun, so no save() adds any more
@@ -63,7 +64,7 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   }
 
   bool ended = true;
-  if (left.empty() && copied && cleaned && !(timeout && shared_.versions.busy())) {
+  if (left.empty() && copied && cleaned && flushed && !(timeout && shared_.versions.busy())) {
     shut_down(true);
   } else {
     // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
@@ -76,11 +77,12 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
   std::erase_if(unfinished, [](const auto& snapshot) { return snapshot->progress().level == Level::kCommitted; });
   // With steps that are not on disk, the keeper takes the end of this trainer for a crash: it flushes what it has.
-  if (shared_.memory && ended) shared_.memory->close(unfinished.empty() && !failed.first());
+  Status kept;
+  if (shared_.memory && ended) kept = shared_.memory->close(unfinished.empty() && !failed.first());
   if (unfinished.empty()) {
     if (failed.first()) return fail(failed.in_words());
     if (!ended && !idle) return idle;
-    return copied;
+    return kept ? copied : kept;
   }
   std::vector<std::uint64_t> steps;
   for (const auto& snapshot : unfinished) steps.push_back(snapshot->step());
@@ -130,6 +132,7 @@ void Engine::Impl::shut_down(bool in_time) {
   }
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
+  if (shared_.memory) shared_.memory->flush().stop();  // sw-plan may be waiting for it
   restorer_.stop_repairs();
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took

@@ -45,10 +45,12 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
   // The keeper of an earlier trainer first. It may be writing to this directory, and hold its lock. From here on it
   // publishes nothing.
   if (options.memory) {
-    parts.memory = std::make_unique<MemoryTier>(options, *parts.fs, log);
+    parts.memory = std::make_unique<MemoryTier>(options, *parts.fs, *parts.clock, log);
     parts.memory->attach();
   } else {
-    release_stale_keeper({.directory = options.path, .rank = options.rank});
+    const KeeperSettings earlier{.directory = options.path, .rank = options.rank};
+    wait_for_flush(earlier, options.stall_timeout);  // the step that it writes is restored from disk then
+    release_stale_keeper(earlier);
   }
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));

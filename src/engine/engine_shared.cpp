@@ -4,6 +4,7 @@
 
 #include "engine/skip_thread.hpp"
 #include "ranks/key_value_transport.hpp"
+#include "version/manifest_cache.hpp"
 
 namespace slackwater {
 namespace {
@@ -62,6 +63,10 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       cleaner(options.rank == 0 && !options.path.empty(), retention, versions, live, errors, log),
       turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {
   if (versions.exists()) versions.without_lock().set_held([this] { return held(); });
+  if (memory) {
+    memory->set_on_flushed(
+        [this](const Manifest& manifest) { live.lock()->add_repaired(version_info(manifest)); });
+  }
 }
 
 EngineShared::~EngineShared() = default;

@@ -24,7 +24,7 @@ void KeptVersion::add_slab(std::uint32_t part, std::uint64_t chunk, int slab) {
   if (state_ == State::kDropped) ++owner_.coming_back_;
 }
 
-void KeptVersion::give(Lease lease) {
+void KeptVersion::return_lease(Lease lease) {
   const std::lock_guard lock(owner_.mutex_);
   --out_;
   if (state_ != State::kDropped) {
@@ -155,12 +155,12 @@ std::shared_ptr<KeptVersion> KeptSlabs::begin(const VersionName& name, const Sna
   return version;
 }
 
-void KeptSlabs::lend() {
+void KeptSlabs::begin_unkept_write() {
   const std::lock_guard lock(mutex_);
   ++coming_back_;
 }
 
-void KeptSlabs::lent_back() {
+void KeptSlabs::end_unkept_write() {
   const std::lock_guard lock(mutex_);
   --coming_back_;
 }

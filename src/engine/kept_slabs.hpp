@@ -46,7 +46,7 @@ class KeptVersion {
  public:
   // Each call may come from any thread.
   void add_slab(std::uint32_t part, std::uint64_t chunk, int slab);  // it is full, and goes to the writer
-  void give(Lease lease);                                            // the writer is done with it
+  void return_lease(Lease lease);                                    // the writer is done with it
   void set_digests(std::uint32_t part, std::vector<std::uint64_t> digests);
   void set_plan(KeptPlan plan);
   void set_staged();  // all slabs are full
@@ -91,8 +91,8 @@ class KeptSlabs {
   [[nodiscard]] std::shared_ptr<KeptVersion> begin(const VersionName& name, const SnapshotLayout& layout,
                                                    std::shared_ptr<Snapshot::Impl> snapshot);
   // Around the writing of a slab that is not kept.
-  void lend();
-  void lent_back();
+  void begin_unkept_write();
+  void end_unkept_write();
   // The pool has no free slab, and somebody waits for one.
   void make_room();
 

@@ -1,6 +1,8 @@
 #include "engine/memory_tier.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <ranges>
 #include <utility>
 
 #include <fmt/format.h>
@@ -10,9 +12,18 @@
 #include "version/attempt.hpp"
 
 namespace slackwater {
+namespace {
 
-MemoryTier::MemoryTier(const Options& options, FileSystem& fs, Log log)
-    : options_(options), fs_(fs), log_(std::move(log)) {}
+// Memory that is a little too small costs less than touching all of it again, and it holds a version.
+bool fits(const RegionShape& shape, std::uint64_t slab_bytes, std::uint32_t slab_count) {
+  const std::uint64_t reach = std::uint64_t{shape.slab_count} + shape.slab_count / 8;
+  return shape.slab_bytes == slab_bytes && slab_count <= reach && shape.slab_count <= 2 * std::uint64_t{slab_count};
+}
+
+}  // namespace
+
+MemoryTier::MemoryTier(const Options& options, FileSystem& fs, const Clock& clock, Log log)
+    : options_(options), fs_(fs), log_(std::move(log)), flush_(fs, clock, options.path, log_) {}
 
 KeeperSettings MemoryTier::settings(std::uint32_t rank) const {
   return {.directory = options_.path, .rank = rank, .program = options_.keeper, .keep_for = options_.memory_timeout};
@@ -25,39 +36,71 @@ void MemoryTier::warn_once(const Error& error) {
 
 void MemoryTier::attach() {
   const std::lock_guard lock(mutex_);
+  if (leaves_to_other_run()) return;
   auto attached = KeeperClient::attach(settings(options_.rank));
   if (!attached) return warn_once(attached.error());
   if (!*attached) return;
   client_ = std::move(**attached);
   if (!client_->memory()) return;
   auto region = Region::open(client_->memory());
-  if (!region) return log_.info("the keeper's memory is not used: {}", region.error().to_string());
+  if (!region) return log_.info("ignoring the memory of an earlier trainer: {}", region.error().to_string());
   if (region->shape().rank != options_.rank || region->shape().world != options_.world) return;
   slabs_ = std::make_shared<KeptSlabs>(std::make_shared<Region>(std::move(*region)), options_.memory_versions, log_);
+}
+
+// True: there is a keeper of a run with another number of ranks. To attach to it would stop its flush, and its memory
+// is of no use here.
+bool MemoryTier::leaves_to_other_run() {
+  const KeeperSettings own = settings(options_.rank);
+  auto peeked = peek_at_keeper(own);
+  if (!peeked || !*peeked) return false;
+  auto region = Region::open((*peeked)->memory);
+  // One that cannot be read either is of another release. It knows how to flush what it holds.
+  if (region && region->shape().world == options_.world && region->shape().rank == options_.rank) return false;
+  wait_for_flush(own, options_.stall_timeout);
+  if (region) {
+    other_ = std::make_shared<const Region>(std::move(*region));
+    if (const auto step = unsaved_step(fs_, options_.path, *other_))
+      log_.warn(
+          "step {} is only in the memory of a keeper, and was saved by {} ranks: restart with as many to restore it; "
+          "after the first save of this run it is gone",
+          *step, other_->shape().world);
+  }
+  static_cast<void>(end_other_run());
+  return true;
+}
+
+// Ends the keeper of a run with another number of ranks. False: a step is only in its memory.
+bool MemoryTier::end_other_run() {
+  if (other_ && unsaved_step(fs_, options_.path, *other_)) return false;
+  release_stale_keeper(settings(options_.rank));
+  other_.reset();
+  return true;
 }
 
 std::vector<RankPart> MemoryTier::parts_of(const Region::Kept& own) const {
   std::vector<RankPart> parts;
   for (std::uint32_t rank = 0; rank < options_.world; ++rank) {
     if (rank == options_.rank) {
-      parts.push_back({slabs_->region(), own.version});
+      parts.push_back({slabs_->region(), own.entry, own.version});
       continue;
     }
-    auto memory = peek_at_keeper(settings(rank));
-    if (!memory || !*memory) return {};
-    auto opened = Region::open(std::move(**memory));
+    auto peeked = peek_at_keeper(settings(rank));
+    if (!peeked || !*peeked) return {};
+    auto opened = Region::open(std::move((*peeked)->memory));
     if (!opened) return {};
     const auto region = std::make_shared<const Region>(std::move(*opened));
     const auto all = region->kept();
     const auto name_of_kept = [](const Region::Kept& each) { return each.version.name; };
     const auto same = std::ranges::find(all, own.version.name, name_of_kept);
     if (same == all.end() || same->version.world != options_.world || same->version.rank != rank) return {};
-    parts.push_back({region, same->version});
+    parts.push_back({region, same->entry, same->version});
   }
   return parts;
 }
 
 std::vector<CatalogEntry> MemoryTier::versions(const Catalog& catalog) {
+  end_flush();  // of an earlier restore
   const std::lock_guard lock(mutex_);
   files_ = std::make_unique<KeptFiles>(options_.path, fs_);
   offered_.clear();
@@ -88,7 +131,10 @@ std::vector<CatalogEntry> MemoryTier::versions(const Catalog& catalog) {
       continue;
     }
     offered_.insert(name);
-    if (!known || !on_disk->adoptable()) only_in_memory_.insert(name);
+    // By the keeper, which does not change the table.
+    if (known && on_disk->state == VersionState::kLive) slabs_->mark_committed(name);
+    if (!known || !on_disk->adoptable())
+      only_in_memory_.emplace(name, Unsaved{.parts = parts, .member = kept.members[0]});
     CatalogEntry entry;
     entry.name = name;
     entry.state = VersionState::kLive;
@@ -106,11 +152,44 @@ FileSystem* MemoryTier::files_of(const VersionName& name) const {
 }
 
 void MemoryTier::note_restored(const VersionName& name) {
+  std::optional<Unsaved> unsaved;
+  {
+    const std::lock_guard lock(mutex_);
+    restored_ = name;
+    const auto found = only_in_memory_.find(name);
+    if (found != only_in_memory_.end() && options_.rank == 0) unsaved = found->second;
+  }
+  if (!unsaved) return;
+  flush_.begin(std::move(unsaved->parts), std::move(unsaved->member), [this](const Manifest& manifest) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (slabs_) slabs_->mark_committed({manifest.step, manifest.attempt});
+    }
+    if (on_flushed_) on_flushed_(manifest);
+  });
+}
+
+bool MemoryTier::is_only_in_memory(const VersionName& name) const {
   const std::lock_guard lock(mutex_);
-  restored_ = name;
+  return only_in_memory_.contains(name);
+}
+
+// The copies of the next step wait for this, so it is bounded: the fence must not wait for longer than stall_timeout,
+// and other ranks for longer than commit_timeout.
+void MemoryTier::end_flush() {
+  const auto patience = std::min(options_.stall_timeout, options_.commit_timeout) / 2;
+  if (flush_.wait(std::chrono::steady_clock::now() + patience)) return;
+  log_.warn(
+      "a step that was restored from memory is not on disk after {}: until the next step is committed, it is only in "
+      "memory",
+      format_seconds(std::chrono::duration<double>(patience).count()));
+  flush_.give_up("it was not written in time");
 }
 
 std::string MemoryTier::begin_attempt(std::uint64_t epoch, std::string id) {
+  // First: once the new attempt is claimed, nobody can commit the step that it goes on from. And slabs may be filled
+  // then that the flush still reads.
+  end_flush();
   const std::lock_guard lock(mutex_);
   if (epoch_ == epoch) return id_;  // the claim is tried again
   epoch_ = epoch;
@@ -123,27 +202,50 @@ std::string MemoryTier::begin_attempt(std::uint64_t epoch, std::string id) {
     slabs_->drop([&](const VersionName& name) { return name != restored_; });
     if (restored_ && !newest_member_.empty()) slabs_->set_heir(*restored_, newest_member_, id_);
   }
-  restored_.reset();
+  continued_ = std::exchange(restored_, std::nullopt);
+  for (auto& [name, unsaved] : only_in_memory_) unsaved.parts.clear();
   return id_;
 }
 
 void MemoryTier::settle_adopted(std::vector<VersionName>& adopted) const {
-  std::set<VersionName> unsure;
+  std::vector<VersionName> unsure;
+  std::optional<VersionName> continued;
   {
     const std::lock_guard lock(mutex_);
-    unsure = only_in_memory_;
+    continued = continued_;
+    for (const auto& [name, unsaved] : only_in_memory_) unsure.push_back(name);
   }
   for (const VersionName& name : unsure) {
-    // The keeper may have committed it before this run took over, and after the versions were listed.
+    // It may have been committed after the versions were listed: the flush has ended.
     const auto manifest = read_manifest(fs_, options_.path, name);
     const bool committed = manifest && manifest->decision == Decision::kCommit;
     const auto listed = std::ranges::find(adopted, name);
     if (!committed && listed != adopted.end()) adopted.erase(listed);
+    if (committed && listed == adopted.end() && continued && name.step <= continued->step) adopted.push_back(name);
   }
+}
+
+std::uint64_t MemoryTier::attached_bytes() const {
+  const std::lock_guard lock(mutex_);
+  if (!slabs_) return 0;
+  const RegionShape& shape = slabs_->region()->shape();
+  return shape.slab_bytes * shape.slab_count;
+}
+
+bool MemoryTier::can_prepare(std::uint32_t slab_count) const {
+  const std::lock_guard lock(mutex_);
+  if (other_) return false;
+  if (!slabs_) return true;
+  const Region& region = *slabs_->region();
+  return fits(region.shape(), options_.slab_bytes, slab_count) || region.kept().empty();
 }
 
 std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
   const std::lock_guard lock(mutex_);
+  if (other_ && !end_other_run()) {
+    warn_once({.kind = ErrorKind::kBusy, .message = "a keeper holds a step of a run with another number of ranks"});
+    return nullptr;
+  }
   if (!client_) {
     auto started = KeeperClient::start(settings(options_.rank));
     if (!started) {
@@ -154,13 +256,19 @@ std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
   }
   if (slabs_) {
     const RegionShape& shape = slabs_->region()->shape();
-    // Memory that is a little too small costs less than touching all of it again, and it holds a version.
-    const std::uint64_t reach = std::uint64_t{shape.slab_count} + shape.slab_count / 8;
-    if (shape.slab_bytes == options_.slab_bytes && slab_count <= reach &&
-        shape.slab_count <= 2 * std::uint64_t{slab_count})
-      return slabs_;
-    log_.info("the keeper's memory of {} is made again for another state",
-              format_bytes(shape.slab_bytes * shape.slab_count));
+    if (fits(shape, options_.slab_bytes, slab_count)) return slabs_;
+    const std::string size = format_bytes(shape.slab_bytes * shape.slab_count);
+    if (const auto step = newest_unsaved()) {
+      // Dropping it would lose it. A pool of another size does for this run.
+      if (shape.slab_bytes == options_.slab_bytes) {
+        log_.warn("the keeper's memory of {} stays as it is, because step {} is only there", size, *step);
+        return slabs_;
+      }
+      warn_once({.kind = ErrorKind::kBusy,
+                 .message = fmt::format("step {} is only in the keeper's memory, which has other slabs", *step)});
+      return nullptr;
+    }
+    log_.info("the keeper's memory of {} is made again for another state", size);
     slabs_->drop([](const VersionName&) { return true; });
     slabs_.reset();
   }
@@ -178,6 +286,7 @@ std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
 
 void MemoryTier::mark_committed(const VersionName& name) {
   const std::lock_guard lock(mutex_);
+  committed_ = name;
   if (slabs_) slabs_->mark_committed(name);
 }
 
@@ -191,16 +300,55 @@ void MemoryTier::keep_after_close() {
   keep_after_close_ = true;
 }
 
-void MemoryTier::close(bool all_committed) {
+// The newest step that would be lost with the memory. Whatever is older than what this run has committed is not.
+std::optional<std::uint64_t> MemoryTier::newest_unsaved() const {
+  if (!slabs_) return std::nullopt;
+  const auto all = slabs_->region()->kept();
+  for (const Region::Kept& kept : all | std::views::reverse) {
+    const VersionName& name = kept.version.name;
+    if (committed_ && std::pair(name.attempt, name.step) <= std::pair(committed_->attempt, committed_->step)) continue;
+    if (is_unsaved(fs_, options_.path, kept)) return name.step;
+  }
+  return std::nullopt;
+}
+
+Status MemoryTier::close(bool all_committed) {
   const std::lock_guard lock(mutex_);
+  const bool flushed = options_.rank == 0 && !only_in_memory_.empty() && continued_ == std::nullopt;
   files_.reset();
+  only_in_memory_.clear();
+  const bool done = all_committed && !keep_after_close_;
+  std::optional<std::uint64_t> unsaved = done ? newest_unsaved() : std::nullopt;
+  const std::shared_ptr<const Region> region = slabs_ ? slabs_->region() : nullptr;
   slabs_.reset();
-  if (client_ && all_committed && !keep_after_close_) {
+  if (client_ && done && !unsaved) {
     if (const Status released = client_->release(); !released)
-      log_.warn("the keeper did not release its memory, and will after memory_timeout: {}",
+      log_.warn("the keeper did not release its memory; it will do so after memory_timeout: {}",
                 released.error().to_string());
   }
   client_.reset();  // the keeper takes this for the end of the trainer, and flushes what is not committed
+  if (!done) return {};
+  // Other ranks may have left before the step that they restored was committed. Their keepers wait for nobody now.
+  if (flushed && !unsaved)
+    for (std::uint32_t rank = 1; rank < options_.world; ++rank) release_stale_keeper(settings(rank));
+  if (!unsaved) return {};
+  // Or rank 0 has committed it by now, and found this rank's keeper still in use.
+  if (options_.rank != 0 && !unsaved_step(fs_, options_.path, *region)) {
+    release_stale_keeper(settings(options_.rank));
+    return {};
+  }
+  const std::string held =
+      fmt::format("the keeper holds it for {} (memory_timeout)",
+                  format_seconds(std::chrono::duration<double>(options_.memory_timeout).count()));
+  if (const auto error = flush_.error()) {
+    Error kept = *error;
+    kept.message = fmt::format("step {} is only in memory, because it could not be written; {}, so start again within "
+                               "that time: {}",
+                               *unsaved, held, error->message);
+    return fail(std::move(kept));
+  }
+  log_.warn("step {} is not on disk yet; {}", *unsaved, held);
+  return {};
 }
 
 }  // namespace slackwater

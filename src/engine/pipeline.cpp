@@ -174,15 +174,15 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
     if (kept) {
       kept->add_slab(slab.part, slab.offset / pool_->slab_bytes(), buffer);
     } else if (kept_) {
-      kept_->lend();
+      kept_->begin_unkept_write();
     }
     writer_->write(files[slab.part], SlabWrite{.memory = memory,
                                                .buffer = buffer,
                                                .offset = slab.offset,
                                                .size_bytes = slab.size_bytes,
                                                .release = [this, kept, lease = std::move(slab.lease)]() mutable {
-                                                 if (kept) return kept->give(std::move(lease));
-                                                 if (kept_) kept_->lent_back();
+                                                 if (kept) return kept->return_lease(std::move(lease));
+                                                 if (kept_) kept_->end_unkept_write();
                                                  lease.release();
                                                }});
   };

@@ -43,17 +43,30 @@ std::uint64_t slabs_of(const SnapshotLayout& layout, std::uint64_t slab_bytes) {
   return slabs;
 }
 
+std::uint32_t slab_count(std::uint64_t slabs) {
+  return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(slabs, 2, 1u << 20));
+}
+
 }  // namespace
+
+std::uint64_t slabs_in_half(std::uint64_t wanted, std::uint64_t available, std::uint64_t attached) {
+  return std::min(wanted, std::max(available / 2, std::min(attached, (available + attached) / 2)));
+}
 
 // pool=auto: the size of the state, but at most this rank's share of a quarter of the available memory.
 std::uint64_t PipelineMaker::slabs_for(std::uint64_t state_slabs) const {
   if (options_.pool_bytes != 0) return options_.pool_bytes / options_.slab_bytes;
+  const std::uint64_t available = available_memory_bytes() / options_.local_ranks / options_.slab_bytes;
   // The versions that are kept, and the one that is being copied. They are why the user gives memory away, so half of
   // what is available may go.
   if (shared_.memory)
-    return std::min(state_slabs * (options_.memory_versions + 1),
-                    available_memory_bytes() / 2 / options_.local_ranks / options_.slab_bytes);
-  return std::min(state_slabs, available_memory_bytes() / 4 / options_.local_ranks / options_.slab_bytes);
+    return slabs_in_half(state_slabs * (options_.memory_versions + 1), available,
+                         shared_.memory->attached_bytes() / options_.slab_bytes);
+  return std::min(state_slabs, available / 4);
+}
+
+bool PipelineMaker::can_prepare(std::uint64_t slabs) const {
+  return !shared_.memory || shared_.memory->can_prepare(slab_count(slabs));
 }
 
 Result<std::shared_ptr<Pipeline>> PipelineMaker::make(std::uint64_t slabs, std::optional<int> device, bool foreseen) {
@@ -62,7 +75,7 @@ Result<std::shared_ptr<Pipeline>> PipelineMaker::make(std::uint64_t slabs, std::
     // Opened here, so that slabs are registered as they are touched. The save() of its tensors reports an Error.
     if (const auto opened = shared_.devices.cuda(*device)) numa_node = (*opened)->numa_node();
   }
-  auto count = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(slabs, 2, 1u << 20));
+  std::uint32_t count = slab_count(slabs);
   const std::shared_ptr<KeptSlabs> kept = shared_.memory ? shared_.memory->memory_for(count) : nullptr;
   if (kept) count = kept->region()->shape().slab_count;  // that of an earlier trainer may be larger
   SW_ASSIGN(std::shared_ptr<Pipeline> pipeline,
@@ -90,7 +103,7 @@ void PipelineMaker::at_open() {
   // Errors are not reported here: the save() of a tensor on that device will report them.
   if (!shared_.devices.cuda(active.front())) return;
   const std::lock_guard lock(mutex_);
-  static_cast<void>(make(slabs_for(0), active.front(), false));
+  if (can_prepare(slabs_for(0))) static_cast<void>(make(slabs_for(0), active.front(), false));
 }
 
 Status PipelineMaker::prepare(State state) {
@@ -107,7 +120,9 @@ Status PipelineMaker::prepare(State state) {
                           kMaxHeaderBytes, shared_.files.directory(options_.rank)));
     const std::lock_guard lock(mutex_);
     if (shared_.pipeline.lock()->pipeline) return {};
-    SW_TRY(make(slabs_for(slabs_of(layout, options_.slab_bytes)), device, true));
+    const std::uint64_t slabs = slabs_for(slabs_of(layout, options_.slab_bytes));
+    if (!can_prepare(slabs)) return {};
+    SW_TRY(make(slabs, device, true));
     shared_.pipeline.lock()->skips_steps = true;
     return {};
   } catch (const std::exception& trouble) {  // no memory, no more threads
@@ -116,11 +131,13 @@ Status PipelineMaker::prepare(State state) {
 }
 
 void PipelineMaker::foresee(std::span<const Target> targets) {
-  const std::uint64_t slabs = total_bytes(targets) / options_.slab_bytes + 1;
+  const std::uint64_t state_slabs = total_bytes(targets) / options_.slab_bytes + 1;
   try {
     const std::lock_guard lock(mutex_);
     if (shared_.pipeline.lock()->pipeline) return;
-    if (const auto made = make(slabs_for(slabs), main_device(targets), true); !made)
+    const std::uint64_t slabs = slabs_for(state_slabs);
+    if (!can_prepare(slabs)) return;
+    if (const auto made = make(slabs, main_device(targets), true); !made)
       shared_.log.info("the pool is not prepared by this restore: {}", made.error().to_string());
   } catch (const std::exception& trouble) {
     shared_.log.info("the pool is not prepared by this restore: {}", trouble.what());

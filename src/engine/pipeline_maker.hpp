@@ -17,6 +17,11 @@
 
 namespace slackwater {
 
+// pool=auto with a memory tier, all in slabs of one rank: half of what is available. Memory of an earlier trainer that
+// is attached is not available any more, but may be used again: it is counted, as far as it goes. Without that, each
+// restart would have half the pool of the last.
+[[nodiscard]] std::uint64_t slabs_in_half(std::uint64_t wanted, std::uint64_t available, std::uint64_t attached);
+
 class PipelineMaker {
  public:
   explicit PipelineMaker(EngineShared& shared) : shared_(shared) {}
@@ -35,6 +40,8 @@ class PipelineMaker {
 
  private:
   [[nodiscard]] std::uint64_t slabs_for(std::uint64_t state_slabs) const;
+  // False: the keeper's memory must not be made again yet.
+  [[nodiscard]] bool can_prepare(std::uint64_t slabs) const;
   // Both need mutex_.
   [[nodiscard]] Result<std::shared_ptr<Pipeline>> make(std::uint64_t slabs, std::optional<int> device, bool foreseen);
   void drop(const std::shared_ptr<Pipeline>& pipeline);

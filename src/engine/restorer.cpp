@@ -276,6 +276,8 @@ void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
 
 // Copies back to tier 0 what it lacks of this version, in the background.
 void Restorer::begin_repair(const RestoreSource& source, const VersionInfo& version) {
+  // What no tier has yet, MemoryTier writes.
+  if (shared_.memory && shared_.memory->is_only_in_memory(name_of(version))) return;
   if (auto order = source.repair_order(name_of(version))) repairs_.add(std::move(*order), version);
 }
 

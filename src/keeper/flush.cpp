@@ -19,14 +19,17 @@ namespace slackwater {
 namespace {
 
 std::unexpected<Error> taken_over(const std::string& root) {
-  return fail(ErrorKind::kAborted, "the next trainer has taken over, so the keeper publishes nothing", root);
+  return fail(ErrorKind::kAborted, "another attempt has taken over, so this one publishes nothing", root);
 }
 
 // The dead trainer's files of this version, if it came that far. Its names are free then. Writes of it that are still
 // in flight go to files that have no name any more.
-Status remove_partial(FileSystem& fs, const std::string& directory, const StagedVersion& version) {
-  std::vector<std::string> names{record_file(version.rank), kIndexName};
-  for (const StagedFile& file : version.files) names.push_back(file.name);
+Status remove_partial(FileSystem& fs, const std::string& directory, std::span<const RankPart> parts) {
+  std::vector<std::string> names{kIndexName};
+  for (const RankPart& part : parts) {
+    names.push_back(RankFiles::of_world(part.version.world).record(part.version.rank));
+    for (const StagedFile& file : part.version.files) names.push_back(file.name);
+  }
   for (const std::string& name : names) {
     const Status removed = fs.unlink(fmt::format("{}/{}", directory, name));
     if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
@@ -47,51 +50,109 @@ Status write_file(FileSystem& fs, const std::string& path, const Region& region,
     for (std::uint64_t at = 0; at < size; at += kBlockBytes) {
       const auto block = bytes.subspan(at, std::min(kBlockBytes, size - at));
       if (digest64(block) != record.block_digests[(offset + at) / kBlockBytes])
-        return fail(ErrorKind::kCorrupt, "the keeper's memory is not what was staged (checksum differs)", path);
+        return fail(ErrorKind::kCorrupt, "the copy in memory is damaged (checksum differs)", path);
     }
     SW_TRY(durable.file().write_at(bytes, offset));
   }
   return durable.finish();
 }
 
-}  // namespace
-
-Status flush_version(FileSystem& fs, const Clock& clock, const std::string& root, const Region& region,
-                     const Region::Kept& kept, PublishGate& gate, const Log& log) {
-  const StagedVersion& version = kept.version;
-  const std::string directory = version_path(root, version.name);
-  if (version.world != 1) return fail(ErrorKind::kUnsupported, "only all ranks together can commit", directory);
-  SW_ASSIGN(const Record record, parse_record(version.record, directory));
-  SW_ASSIGN(Manifest manifest, parse_manifest(version.manifest, directory));
-  if (record.files.size() != version.files.size())
+// The data files of one rank, each synced.
+Status write_files(FileSystem& fs, const std::string& directory, const RankPart& part, const Record& record,
+                   const PublishGate& gate) {
+  const StagedVersion& version = part.version;
+  if (record.files.size() != version.files.size() || record.identity.rank != version.rank)
     return fail(ErrorKind::kCorrupt, "the record in the keeper's memory is of another version", directory);
-
-  // As a member: the caller holds the lock. accept() makes sure that the attempt is the trainer's. A version that a
-  // later attempt went on from stays in memory: nobody can commit it any more under its own attempt.
-  SW_ASSIGN(const auto store, VersionStore::open(fs, clock, root, log, VersionStore::Role::kMember));
-  SW_TRY(check_newest_attempt(fs, root, version.name.attempt));
-  SW_TRY(store->accept(version.name.attempt, version.rank, kept.members[0]));
-  const auto decided = read_manifest(fs, root, version.name);
-  if (decided) return {};
-  if (decided.error().kind != ErrorKind::kNotFound) return fail(decided.error());
-
-  if (!gate.open()) return taken_over(root);
-  SW_TRY(ensure_directory(fs, directory));
-  SW_TRY(remove_partial(fs, directory, version));
+  const std::string own = RankFiles::of_world(version.world).directory(version.rank);
+  if (!own.empty()) SW_TRY(ensure_directory(fs, fmt::format("{}/{}", directory, own)));
   for (std::size_t i = 0; i < version.files.size(); ++i) {
     const StagedFile& file = version.files[i];
     if (file.name != record.files[i].name || file.size_bytes != record.files[i].size_bytes)
       return fail(ErrorKind::kCorrupt, "the record in the keeper's memory is of another file", directory);
-    SW_TRY(write_file(fs, directory + "/" + file.name, region, file, record.files[i], gate));
+    SW_TRY(write_file(fs, directory + "/" + file.name, *part.region, file, record.files[i], gate));
   }
-  if (!gate.open()) return taken_over(root);
-  SW_ASSIGN(const RecordReference reference, store->write_record(record, version.index));
-  if (manifest.records.size() != 1 || manifest.records[0].digest != reference.digest)
-    return fail(ErrorKind::kCorrupt, "the manifest in the keeper's memory names another record", directory);
-  Result<Manifest> published = taken_over(root);
-  static_cast<void>(gate.pass([&] { published = store->decide(std::move(manifest)); }));
-  if (!published) return fail(std::move(published).error());
   return {};
+}
+
+// Everything but the decision.
+Status write_parts(FileSystem& fs, VersionStore& store, const std::string& directory, std::span<const RankPart> parts,
+                   const PartsCommit& commit, const PublishGate& gate) {
+  if (!gate.open()) return taken_over(directory);
+  SW_TRY(ensure_directory(fs, directory));
+  SW_TRY(remove_partial(fs, directory, parts));
+  const bool alone = parts.size() == 1;
+  for (const RankPart& part : parts) {
+    SW_ASSIGN(const Record record, parse_record(part.version.record, directory));
+    if (record.run != commit.manifest.run)
+      return fail(ErrorKind::kCorrupt, "the record in the keeper's memory is of another run", directory);
+    SW_TRY(write_files(fs, directory, part, record, gate));
+    if (!gate.open()) return taken_over(directory);
+    SW_ASSIGN(const RecordReference reference, store.write_record(record, alone ? commit.index : std::string()));
+    const auto& records = commit.manifest.records;
+    const auto named = std::ranges::find(records, reference.rank, &RecordReference::rank);
+    if (named == records.end() || named->digest != reference.digest)
+      return fail(ErrorKind::kCorrupt, "the manifest in the keeper's memory names another record", directory);
+  }
+  return alone ? Status() : store.write_index(parts.front().version.name, commit.index);
+}
+
+}  // namespace
+
+Result<Manifest> flush_version(FileSystem& fs, const Clock& clock, const std::string& root,
+                               std::span<const RankPart> parts, const std::string& member, PublishGate& gate,
+                               const Log& log) {
+  const VersionName name = parts.front().version.name;
+  const std::string directory = version_path(root, name);
+  SW_ASSIGN(PartsCommit commit, commit_of(parts, directory));
+  const auto given_up = [&](const Manifest& decided) {
+    return fail(ErrorKind::kAborted, fmt::format("the step was given up: {}", decided.reason), directory);
+  };
+
+  // As a member: the caller holds the lock. accept() makes sure that the attempt is the trainer's. A version that a
+  // later attempt went on from stays in memory: nobody can commit it any more under its own attempt.
+  SW_ASSIGN(const auto store, VersionStore::open(fs, clock, root, log, VersionStore::Role::kMember));
+  SW_TRY(check_newest_attempt(fs, root, name.attempt));
+  SW_TRY(store->accept(name.attempt, 0, member));
+  auto decided = read_manifest(fs, root, name);
+  if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
+  if (decided || decided.error().kind != ErrorKind::kNotFound) return decided;
+
+  if (Status written = write_parts(fs, *store, directory, parts, commit, gate); !written) {
+    // It may be the disk that is full. Once the gate is closed, the names belong to the next attempt and its cleaner.
+    if (gate.open()) (void)remove_partial(fs, directory, parts);
+    return fail(std::move(written).error());
+  }
+  decided = taken_over(root);
+  static_cast<void>(gate.pass([&] {
+    // Slabs are filled with something else only after their version has left the table. So what was read is what was
+    // staged, as long as the table has it still.
+    const auto still_there = [](const RankPart& part) { return part.region->holds(part.entry, part.version.name); };
+    decided = std::ranges::all_of(parts, still_there)
+                  ? store->decide(std::move(commit.manifest))
+                  : fail(ErrorKind::kAborted, "the version left the keeper's memory while it was written", directory);
+  }));
+  if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
+  return decided;
+}
+
+bool is_unsaved(FileSystem& fs, const std::string& root, const Region::Kept& kept) {
+  if (kept.state == KeptState::kCommitted) return false;
+  const auto number = newest_attempt_number(fs, root);
+  if (!number) return number.error().kind != ErrorKind::kNotFound;
+  if (*number == 0) return false;
+  if (const auto newest = read_attempt(fs, root, *number)) {
+    const std::uint32_t rank = kept.version.rank;
+    if (newest->world != kept.version.world || rank >= newest->members.size()) return false;
+    if (std::ranges::find(kept.members, newest->members[rank]) == kept.members.end()) return false;
+  }
+  const auto decided = read_manifest(fs, root, kept.version.name);
+  return !decided && decided.error().kind == ErrorKind::kNotFound;
+}
+
+std::optional<std::uint64_t> unsaved_step(FileSystem& fs, const std::string& root, const Region& region) {
+  const auto kept = region.kept();
+  const auto found = std::ranges::find_if(kept, [&](const Region::Kept& each) { return is_unsaved(fs, root, each); });
+  return found == kept.end() ? std::nullopt : std::optional(found->version.name.step);
 }
 
 }  // namespace slackwater

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,18 +20,23 @@ namespace slackwater {
 namespace {
 
 Error without_answer() {
-  return {ErrorKind::kIo, "the keeper closed the connection instead of answering", {}, 0, true};
+  return {ErrorKind::kIo,
+          "the keeper closed the connection instead of answering; is the keeper from another release?",
+          {},
+          0,
+          true};
 }
 
-Result<KeeperMail> exchange(const UniqueFd& socket, const KeeperMessage& request) {
+Result<ReceivedMessage> exchange(const UniqueFd& socket, const KeeperMessage& request) {
   SW_TRY(send_message(socket, request));
-  SW_ASSIGN(std::optional<KeeperMail> reply, receive_message(socket));
+  SW_ASSIGN(std::optional<ReceivedMessage> reply, receive_message(socket));
   if (!reply) return fail(without_answer());
   return std::move(*reply);
 }
 
-Result<std::shared_ptr<SharedMemory>> map_reply(const KeeperMail& reply, SharedMemory::Access access) {
-  if (!reply.descriptor) return fail(ErrorKind::kCorrupt, "the keeper sent no memory");
+Result<std::shared_ptr<SharedMemory>> map_reply(const ReceivedMessage& reply, SharedMemory::Access access) {
+  if (!reply.descriptor)
+    return fail(ErrorKind::kCorrupt, "the keeper sent no memory; is the keeper from another release?");
   return SharedMemory::map(reply.descriptor, access);
 }
 
@@ -99,7 +105,7 @@ Status spawn_keeper(const KeeperSettings& settings) {
 KeeperClient::KeeperClient(UniqueFd socket)
     : socket_(std::move(socket)), fork_guard_([this] { (void)socket_.close(); }) {}
 
-Result<KeeperMail> KeeperClient::ask(const KeeperMessage& request) { return exchange(socket_, request); }
+Result<ReceivedMessage> KeeperClient::ask(const KeeperMessage& request) { return exchange(socket_, request); }
 
 Result<std::optional<std::unique_ptr<KeeperClient>>> KeeperClient::attach(const KeeperSettings& settings) {
   using Attached = std::optional<std::unique_ptr<KeeperClient>>;
@@ -110,12 +116,12 @@ Result<std::optional<std::unique_ptr<KeeperClient>>> KeeperClient::attach(const 
   if (!socket && socket.error().kind == ErrorKind::kNotFound) return Attached();
   if (!socket) return fail(std::move(socket).error());
   std::unique_ptr<KeeperClient> client(new KeeperClient(std::move(*socket)));
-  SW_ASSIGN(const KeeperMail reply, client->ask({.word = KeeperWord::kAttach}));
-  if (reply.message.word == KeeperWord::kRefused)
+  SW_ASSIGN(const ReceivedMessage reply, client->ask({.kind = MessageKind::kAttach}));
+  if (reply.message.kind == MessageKind::kRefused)
     return fail(ErrorKind::kBusy,
                 fmt::format("process {} is attached to the keeper of this directory", reply.message.pid),
                 settings.directory);
-  if (reply.message.word == KeeperWord::kMemory) {
+  if (reply.message.kind == MessageKind::kMemory) {
     SW_ASSIGN(client->memory_, map_reply(reply, SharedMemory::Access::kWrite));
   }
   return Attached(std::move(client));
@@ -131,28 +137,41 @@ Result<std::unique_ptr<KeeperClient>> KeeperClient::start(const KeeperSettings& 
 }
 
 Result<std::shared_ptr<SharedMemory>> KeeperClient::make_memory(std::uint64_t size_bytes) {
-  SW_ASSIGN(const KeeperMail reply, ask({.word = KeeperWord::kMakeMemory, .bytes = size_bytes}));
-  if (reply.message.word != KeeperWord::kMemory)
+  memory_.reset();
+  SW_ASSIGN(const ReceivedMessage reply, ask({.kind = MessageKind::kMakeMemory, .bytes = size_bytes}));
+  if (reply.message.kind != MessageKind::kMemory)
     return fail(error_from_errno(reply.message.sys_errno, "the keeper could not make its memory"));
   return map_reply(reply, SharedMemory::Access::kWrite);
 }
 
 Status KeeperClient::release() {
-  SW_ASSIGN(const KeeperMail reply, ask({.word = KeeperWord::kRelease}));
-  if (reply.message.word == KeeperWord::kReleased) return {};
+  SW_ASSIGN(const ReceivedMessage reply, ask({.kind = MessageKind::kRelease}));
+  if (reply.message.kind == MessageKind::kReleased) return {};
   return fail(ErrorKind::kIo, "the keeper did not release its memory");
 }
 
-Result<std::optional<std::shared_ptr<SharedMemory>>> peek_at_keeper(const KeeperSettings& settings) {
-  using Memory = std::optional<std::shared_ptr<SharedMemory>>;
-  SW_ASSIGN(const std::string address, keeper_address(settings.directory, settings.rank));
-  const auto socket = connect_to(address, settings.answer_within);
-  if (!socket && socket.error().kind == ErrorKind::kNotFound) return Memory();
+Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& settings) {
+  using Peeked = std::optional<PeekedMemory>;
+  auto address = keeper_address(settings.directory, settings.rank);
+  if (!address && address.error().kind == ErrorKind::kNotFound) return Peeked();  // not even a directory
+  if (!address) return fail(std::move(address).error());
+  const auto socket = connect_to(*address, settings.answer_within);
+  if (!socket && socket.error().kind == ErrorKind::kNotFound) return Peeked();
   if (!socket) return fail(socket.error());
-  SW_ASSIGN(const KeeperMail reply, exchange(*socket, {.word = KeeperWord::kPeek}));
-  if (reply.message.word != KeeperWord::kMemory) return Memory();
+  SW_ASSIGN(const ReceivedMessage reply, exchange(*socket, {.kind = MessageKind::kPeek}));
+  if (reply.message.kind != MessageKind::kMemory) return Peeked();
   SW_ASSIGN(auto memory, map_reply(reply, SharedMemory::Access::kRead));
-  return Memory(std::move(memory));
+  return Peeked({.memory = std::move(memory), .flushing = reply.message.flushing != 0});
+}
+
+void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    const auto peeked = peek_at_keeper(settings);
+    if (!peeked || !*peeked || !(*peeked)->flushing || std::chrono::steady_clock::now() >= deadline) return;
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 void release_stale_keeper(const KeeperSettings& settings) {
@@ -161,7 +180,7 @@ void release_stale_keeper(const KeeperSettings& settings) {
   const auto socket = connect_to(*address, settings.answer_within);
   if (!socket) return;
   // A keeper with a trainer refuses. Then another run uses the directory, and the lock says so in a moment.
-  static_cast<void>(exchange(*socket, {.word = KeeperWord::kRelease}));
+  static_cast<void>(exchange(*socket, {.kind = MessageKind::kRelease}));
 }
 
 }  // namespace slackwater

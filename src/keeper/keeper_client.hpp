@@ -35,25 +35,34 @@ class KeeperClient {
   // The same, but starts a keeper if there is none.
   [[nodiscard]] static Result<std::unique_ptr<KeeperClient>> start(const KeeperSettings& settings);
 
-  // What the keeper held when this trainer attached; null: nothing.
+  // What the keeper held when this trainer attached; null: nothing, or make_memory() was called.
   [[nodiscard]] const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
-  // New memory, all zero. What memory() was is dropped by the keeper.
+  // New memory, all zero. The keeper drops what it held, and so does this object. If nobody else has it mapped any
+  // more, there is never more than one.
   [[nodiscard]] Result<std::shared_ptr<SharedMemory>> make_memory(std::uint64_t size_bytes);
   // The keeper releases its memory and ends. Without this call it takes the end of the connection for a crash.
   [[nodiscard]] Status release();
 
  private:
   explicit KeeperClient(UniqueFd socket);
-  [[nodiscard]] Result<KeeperMail> ask(const KeeperMessage& request);
+  [[nodiscard]] Result<ReceivedMessage> ask(const KeeperMessage& request);
 
   UniqueFd socket_;
   std::shared_ptr<SharedMemory> memory_;
   ForkGuard fork_guard_;  // last: its callback closes the socket
 };
 
-// The memory of the keeper of another rank, to be read. nullopt: there is no keeper, or it holds nothing.
-[[nodiscard]] Result<std::optional<std::shared_ptr<SharedMemory>>> peek_at_keeper(const KeeperSettings& settings);
-// A run that does not use a memory tier takes over the directory: a keeper of an earlier run must publish nothing.
+struct PeekedMemory {
+  std::shared_ptr<SharedMemory> memory;  // to be read
+  bool flushing = false;                 // the keeper is writing a step of a dead trainer, or will
+};
+// What a keeper holds, without attaching to it: nothing changes for it. nullopt: there is none, or it holds nothing.
+[[nodiscard]] Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& settings);
+// Waits as long as the keeper of an earlier trainer writes a step, and no longer than `patience`. Whoever attaches to
+// it or ends it would stop that.
+void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds patience);
+// A run that cannot use the keeper of an earlier one takes over the directory. The keeper releases its memory and ends,
+// and publishes nothing more.
 void release_stale_keeper(const KeeperSettings& settings);
 
 }  // namespace slackwater

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/error.hpp"
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
@@ -58,7 +59,7 @@ void KeeperServer::run() {
     for (const Peer& peer : peers_) watch(peer.socket);
     const int count = ::poll(watched.data(), watched.size(), wait_ms().value_or(-1));
     if (count < 0 && errno != EINTR) {
-      log_.error("the keeper cannot wait for its trainer: errno {}", errno);
+      log_.error("{}", error_from_errno(errno, "the keeper cannot wait for its trainer").to_string());
       return;
     }
     if (count < 0) continue;
@@ -119,7 +120,7 @@ void KeeperServer::accept_peer() {
 void KeeperServer::serve(Peer& peer) {
   auto mail = receive_message(peer.socket);
   if (!mail && mail.error().kind == ErrorKind::kTimeout) return;  // nothing there after all
-  if (!mail) log_.warn("process {} is cut off: {}", peer.process, mail.error().to_string());
+  if (!mail) log_.warn("closed the connection of process {}: {}", peer.process, mail.error().to_string());
   if (!mail || !*mail) {
     (void)peer.socket.close();
     return;
@@ -129,34 +130,38 @@ void KeeperServer::serve(Peer& peer) {
 
 void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
   const bool is_trainer = trainer_ && &*trainer_ == &peer;
-  switch (request.word) {
-    case KeeperWord::kAttach: return attach(peer);
-    case KeeperWord::kMakeMemory:
+  switch (request.kind) {
+    case MessageKind::kAttach: return attach(peer);
+    case MessageKind::kMakeMemory:
       if (is_trainer) return make_memory(peer, request.bytes);
       break;
-    case KeeperWord::kPeek: {
+    case MessageKind::kPeek: {
+      // The news of the trainer's death may be on its way. Whoever asks must not be told that nothing is being written.
+      if (trainer_ && !is_trainer && trainer_gone(false)) trainer_ended();
+      const std::uint32_t flushing = flush_ || flush_at_ ? 1 : 0;
       const auto reader = memory_ ? reopen_read_only(memory_) : fail(ErrorKind::kNotFound, "there is no memory");
-      if (reader) return send(peer, {.word = KeeperWord::kMemory}, &*reader);
-      return send(peer, {.word = KeeperWord::kNoMemory});
+      if (reader) return send(peer, {.kind = MessageKind::kMemory, .flushing = flushing}, &*reader);
+      return send(peer, {.kind = MessageKind::kNoMemory});
     }
-    case KeeperWord::kRelease:
+    case MessageKind::kRelease:
       if (trainer_ && !is_trainer && !trainer_gone(false)) break;
       log_.info("process {} asks to release the memory: the keeper ends", peer.process);
       hand_over();
       memory_ = UniqueFd();
       done_ = true;
-      return send(peer, {.word = KeeperWord::kReleased});
-    case KeeperWord::kMemory:
-    case KeeperWord::kNoMemory:
-    case KeeperWord::kRefused:
-    case KeeperWord::kReleased: break;
+      listener_ = UniqueFd();  // before the reply: whoever has it may start another keeper at once
+      return send(peer, {.kind = MessageKind::kReleased});
+    case MessageKind::kMemory:
+    case MessageKind::kNoMemory:
+    case MessageKind::kRefused:
+    case MessageKind::kReleased: break;
   }
-  send(peer, {.word = KeeperWord::kRefused, .pid = trainer_ ? trainer_->process : 0});
+  send(peer, {.kind = MessageKind::kRefused, .pid = trainer_ ? trainer_->process : 0});
 }
 
 void KeeperServer::attach(Peer& peer) {
   if (trainer_ && !trainer_gone(false)) {
-    return send(peer, {.word = KeeperWord::kRefused, .pid = trainer_->process});
+    return send(peer, {.kind = MessageKind::kRefused, .pid = trainer_->process});
   }
   if (trainer_) trainer_.reset();
   // From here on nothing is published any more: the trainer goes on with what the memory holds, under a new attempt.
@@ -166,8 +171,8 @@ void KeeperServer::attach(Peer& peer) {
   trainer_ = std::move(moved);
   release_at_.reset();
   log_.info("process {} is attached", trainer_->process);
-  if (memory_) return send(*trainer_, {.word = KeeperWord::kMemory}, &memory_);
-  send(*trainer_, {.word = KeeperWord::kNoMemory});
+  if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory}, &memory_);
+  send(*trainer_, {.kind = MessageKind::kNoMemory});
 }
 
 void KeeperServer::make_memory(Peer& peer, std::uint64_t size_bytes) {
@@ -175,11 +180,11 @@ void KeeperServer::make_memory(Peer& peer, std::uint64_t size_bytes) {
   auto made = make_shared_memory("slackwater", size_bytes);
   if (!made) {
     log_.error("{}", made.error().to_string());
-    return send(peer, {.word = KeeperWord::kNoMemory, .sys_errno = made.error().sys_errno});
+    return send(peer, {.kind = MessageKind::kNoMemory, .sys_errno = made.error().sys_errno});
   }
   memory_ = std::move(*made);
-  log_.info("the memory has {} at most", format_bytes(size_bytes));
-  send(peer, {.word = KeeperWord::kMemory, .bytes = size_bytes}, &memory_);
+  log_.info("memory for up to {} created", format_bytes(size_bytes));
+  send(peer, {.kind = MessageKind::kMemory, .bytes = size_bytes}, &memory_);
 }
 
 // The socket alone does not tell: a child that the trainer forked may have it open.
@@ -217,26 +222,28 @@ void KeeperServer::begin_flush() {
     flush_at_ = clock_.now() + kLockPause;
     return;
   }
-  if (!lock) return log_.warn("nothing is flushed: {}", lock.error().to_string());
+  if (!lock) return log_.warn("could not write unsaved steps to disk: {}", lock.error().to_string());
 
   flush_ = std::make_shared<Flush>();
   flush_->lock = std::move(*lock);
-  const auto body = [this, flush = flush_.get(), region = std::move(*region),
+  const auto body = [this, flush = flush_.get(), region = std::make_shared<const Region>(std::move(*region)),
                      waiting = std::move(waiting)](const std::stop_token&) {
     for (const Region::Kept& kept : waiting) {
       const std::uint64_t step = kept.version.name.step;
-      const Status flushed = flush_version(fs_, clock_, options_.directory, region, kept, flush->gate, log_);
+      const RankPart part{.region = region, .entry = kept.entry, .version = kept.version};
+      const auto flushed =
+          flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush->gate, log_);
       if (flushed) {
         log_.info("step {} is committed", step);
       } else {
-        log_.error("step {} is not flushed: {}", step, flushed.error().to_string());
+        log_.error("step {} could not be written: {}", step, flushed.error().to_string());
       }
     }
     flush->ended = true;
     const std::uint64_t one = 1;
-    if (::write(flush_ended_.get(), &one, sizeof one) < 0) log_.error("the end of the flush is not noticed");
+    if (::write(flush_ended_.get(), &one, sizeof one) < 0) log_.error("internal: cannot signal the end of the flush");
   };
-  flush_->thread = start_thread("kp-flush", body);
+  flush_->thread = start_thread("sw-flush", body);
 }
 
 void KeeperServer::hand_over() {

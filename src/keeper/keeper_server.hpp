@@ -3,7 +3,7 @@
 // after a time without a trainer.
 //
 //   main thread: answers requests, watches the trainer (its socket and its pidfd), watches the clock
-//   "kp-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
+//   "sw-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
 //
 // Owner: the command line (cli/keeper.cpp). Thread rule: run() belongs to one thread.
 #pragma once
@@ -73,7 +73,7 @@ class KeeperServer {
   FileSystem& fs_;
   const Clock& clock_;
   const Log log_;
-  const UniqueFd listener_;
+  UniqueFd listener_;  // until the memory is released
   const UniqueFd signals_;
   const UniqueFd flush_ended_;  // eventfd
 

@@ -119,8 +119,8 @@ Status send_message(const UniqueFd& socket, const KeeperMessage& message, const 
   return {};
 }
 
-Result<std::optional<KeeperMail>> receive_message(const UniqueFd& socket) {
-  KeeperMail mail;
+Result<std::optional<ReceivedMessage>> receive_message(const UniqueFd& socket) {
+  ReceivedMessage mail;
   iovec bytes{.iov_base = &mail.message, .iov_len = sizeof mail.message};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(8 * sizeof(int))> control{};
   msghdr header{};
@@ -147,11 +147,11 @@ Result<std::optional<KeeperMail>> receive_message(const UniqueFd& socket) {
       mail.descriptor = UniqueFd(number);
     }
   }
-  if (got == 0) return std::optional<KeeperMail>();
+  if (got == 0) return std::optional<ReceivedMessage>();
   if (got != static_cast<ssize_t>(sizeof mail.message) || mail.message.magic != KeeperMessage::kMagic ||
       (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
     return fail(ErrorKind::kCorrupt, "what came over the keeper's socket is not a message of this release");
-  return std::optional<KeeperMail>(std::move(mail));
+  return std::optional<ReceivedMessage>(std::move(mail));
 }
 
 }  // namespace slackwater

@@ -16,7 +16,7 @@
 
 namespace slackwater {
 
-enum class KeeperWord : std::uint32_t {
+enum class MessageKind : std::uint32_t {
   // Requests.
   kAttach = 1,  // a trainer takes over: from the reply on, the keeper publishes nothing of earlier attempts
   kMakeMemory,  // the attached trainer wants memory of `bytes`; what there was is dropped
@@ -32,10 +32,12 @@ enum class KeeperWord : std::uint32_t {
 struct KeeperMessage {
   static constexpr std::uint32_t kMagic = 0x736b7031;
   std::uint32_t magic = kMagic;
-  KeeperWord word = KeeperWord::kAttach;
+  MessageKind kind = MessageKind::kAttach;
   std::uint64_t bytes = 0;
   std::int32_t sys_errno = 0;
-  std::int32_t pid = 0;  // kRefused: of the trainer that is attached
+  std::int32_t pid = 0;        // kRefused: of the trainer that is attached
+  std::uint32_t flushing = 0;  // reply to kPeek: 1 while a step of a dead trainer is being written, or will be
+  std::uint32_t reserved = 0;
 };
 
 // A name in the abstract namespace, without the leading NUL. kNotFound if there is no such directory.
@@ -50,11 +52,11 @@ struct KeeperMessage {
 
 [[nodiscard]] Status send_message(const UniqueFd& socket, const KeeperMessage& message,
                                   const UniqueFd* descriptor = nullptr);
-struct KeeperMail {
+struct ReceivedMessage {
   KeeperMessage message;
   UniqueFd descriptor;  // if one came with it
 };
 // nullopt: the other end is closed. kCorrupt: that was no message.
-[[nodiscard]] Result<std::optional<KeeperMail>> receive_message(const UniqueFd& socket);
+[[nodiscard]] Result<std::optional<ReceivedMessage>> receive_message(const UniqueFd& socket);
 
 }  // namespace slackwater

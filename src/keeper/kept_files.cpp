@@ -7,38 +7,11 @@
 
 #include <fmt/format.h>
 
-#include "base/digest.hpp"
-#include "base/json.hpp"
 #include "base/result.hpp"
-#include "ranks/merged_index.hpp"
-#include "version/fields.hpp"
 #include "version/manifest.hpp"
 #include "version/manifest_cache.hpp"
-#include "version/record.hpp"
 
 namespace slackwater {
-namespace {
-
-// What rank 0 would decide if all ranks voted now: the manifest, and the index of all ranks.
-Result<std::pair<Manifest, std::string>> commit_of(std::span<const RankPart> parts, const std::string& where) {
-  Vote votes;
-  for (const RankPart& part : parts) {
-    SW_ASSIGN(Json body, parse_json(part.version.vote, where));
-    SW_ASSIGN(Vote vote, parse_vote(Message(std::move(body), part.version.index), where));
-    merge(votes, std::move(vote));
-  }
-  if (!votes.failures.empty()) return fail(ErrorKind::kMismatch, describe(votes.failures), where);
-  if (auto mismatch = replica_mismatch(votes)) return fail(ErrorKind::kMismatch, std::move(*mismatch), where);
-  SW_ASSIGN(const MergedIndex index, merge_index(votes.index_parts, Scope::kEverybody));
-  // What only rank 0 knows is in a manifest of its own. It names no records yet, so it is written as an abort.
-  SW_ASSIGN(Manifest manifest, parse_manifest(parts.front().version.manifest, where));
-  manifest.decision = Decision::kCommit;
-  manifest.files = RankFiles::of_world(manifest.world);
-  SW_TRY(fill_commit(manifest, votes, index, manifest.files, where));
-  return std::pair(std::move(manifest), index.text);
-}
-
-}  // namespace
 
 class KeptFiles::OpenFile final : public File {
  public:
@@ -98,31 +71,17 @@ std::uint64_t KeptFiles::size_of(const Content& content) {
 Result<VersionInfo> KeptFiles::add(std::span<const RankPart> parts) {
   const StagedVersion& first = parts.front().version;
   const std::string directory = version_path(root_, first.name);
-  const std::string where = "the keeper's copy of " + directory;
-  Manifest manifest;
-  std::string manifest_text = first.manifest;
-  std::string index = first.index;
-  if (first.world > 1) {
-    SW_ASSIGN(auto commit, commit_of(parts, where));
-    manifest = std::move(commit.first);
-    index = std::move(commit.second);
-    manifest_text = serialize(manifest);
-  } else {
-    SW_ASSIGN(manifest, parse_manifest(manifest_text, where));
-  }
-  if (VersionName{manifest.step, manifest.attempt} != first.name || manifest.world != first.world ||
-      manifest.decision != Decision::kCommit || parts.size() != first.world)
-    return corrupt("the manifest in the keeper's memory is not of this version", where);
+  SW_ASSIGN(PartsCommit commit, commit_of(parts, "the keeper's copy of " + directory));
   const auto put = [&](const std::string& name, Content content) {
     files_[directory + "/" + name] = std::make_shared<const Content>(std::move(content));
   };
   for (const RankPart& part : parts) {
-    put(manifest.files.record(part.version.rank), part.version.record);
+    put(commit.manifest.files.record(part.version.rank), part.version.record);
     for (const StagedFile& file : part.version.files) put(file.name, Slabs{part.region, file});
   }
-  put(kIndexName, std::move(index));
-  put(kManifestName, std::move(manifest_text));
-  return version_info(manifest);
+  put(kIndexName, std::move(commit.index));
+  put(kManifestName, first.world > 1 ? serialize(commit.manifest) : first.manifest);
+  return version_info(commit.manifest);
 }
 
 Result<std::unique_ptr<File>> KeptFiles::open(const std::string& path, OpenMode mode, bool /*direct*/) {

@@ -13,25 +13,18 @@
 #include <variant>
 #include <vector>
 
-#include "keeper/region.hpp"
+#include "keeper/rank_parts.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/checkpoint.hpp"
 
 namespace slackwater {
-
-// One rank's part of a version.
-struct RankPart {
-  std::shared_ptr<const Region> region;
-  StagedVersion version;
-};
 
 class KeptFiles final : public FileSystem {
  public:
   // `root`: of tier 0, whose names the versions have. `real`: makes the queues of readers.
   KeptFiles(std::string root, FileSystem& real) : root_(std::move(root)), real_(real) {}
 
-  // Adds a version that all of its ranks have: one part per rank, in order. With several ranks, what a commit would
-  // compare is compared here. kMismatch: the ranks do not fit together. kCorrupt: the texts contradict each other.
+  // Adds a version that all of its ranks have: one part per rank, in order. Fails as commit_of() does.
   [[nodiscard]] Result<VersionInfo> add(std::span<const RankPart> parts);
 
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override;

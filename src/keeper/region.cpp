@@ -87,7 +87,9 @@ Result<Region> Region::open(std::shared_ptr<SharedMemory> memory) {
   std::memcpy(&header, memory->bytes().data(), sizeof header);
   const RegionShape shape{header.slab_bytes, header.slab_count, header.rank, header.world};
   if (header.magic != kMagic || !sane(shape) || memory->bytes().size() != size_bytes(shape))
-    return fail(ErrorKind::kCorrupt, "the keeper's memory has a layout that this release does not know");
+    return fail(ErrorKind::kCorrupt,
+                "the keeper's memory has a layout that this release does not know; is the keeper from another "
+                "release?");
   return Region(std::move(memory), shape);
 }
 
@@ -125,9 +127,8 @@ Status Region::publish(std::uint32_t index, const StagedVersion& version, const 
   const std::span<std::byte> room = text(index);
   if (words.size() > room.size())
     return fail(ErrorKind::kNoSpace,
-                fmt::format("what the keeper must know about step {} has {}, and there is room "
-                            "for {}",
-                            version.name.step, format_bytes(words.size()), format_bytes(room.size())));
+                fmt::format("the description of step {} needs {}, only {} fit", version.name.step,
+                            format_bytes(words.size()), format_bytes(room.size())));
   Entry& slot = entry(index);
   std::memcpy(room.data(), words.data(), words.size());
   slot.step = version.name.step;
@@ -183,6 +184,14 @@ std::vector<Region::Kept> Region::kept() const {
   }
   std::ranges::sort(all, {}, [](const Kept& each) { return each.version.name; });
   return all;
+}
+
+bool Region::holds(std::uint32_t index, const VersionName& name) const {
+  const Entry& slot = entry(index);
+  const std::uint32_t state = slot.state.load(std::memory_order_acquire);
+  const bool there =
+      state == std::to_underlying(KeptState::kStaged) || state == std::to_underlying(KeptState::kCommitted);
+  return there && slot.step == name.step && slot.attempt == name.attempt;
 }
 
 }  // namespace slackwater

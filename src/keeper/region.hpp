@@ -69,6 +69,8 @@ class Region {
     std::array<std::string, 2> members;  // it is live if the newest attempt lists one of these as this rank
   };
   [[nodiscard]] std::vector<Kept> kept() const;
+  // Whether this entry, as kept() listed it, has been there ever since.
+  [[nodiscard]] bool holds(std::uint32_t entry, const VersionName& name) const;
 
  private:
   struct Header;

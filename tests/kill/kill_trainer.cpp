@@ -10,7 +10,8 @@
 // its commit and its retention. =nfs: each process is an NFS host with its own caches. =small: one snapshot at a time,
 // for a disk that has no room for two.
 // =stuck: no write of data ever ends, as on a disk that does not answer.
-// SLACKWATER_TRAINER_KEEPER=PROGRAM: with a memory tier. "staged": also says "staged N" as soon as the step is staged.
+// SLACKWATER_TRAINER_KEEPER=PROGRAM: with a memory tier. SLACKWATER_TRAINER_POOL_MIB: the size of its pool. "staged":
+// also says "staged N" as soon as the step is staged.
 // Lines: "restored N" (0: a fresh start), "committed N", "done N". Exit code 3 when restored bytes are not those of the
 // step they claim.
 #include <unistd.h>
@@ -166,7 +167,8 @@ int main(int argc, char** argv) {
     options.memory = true;
     options.keeper = keeper;
     options.memory_timeout = std::chrono::seconds(60);
-    options.pool_bytes = 0;
+    const char* pool = std::getenv("SLACKWATER_TRAINER_POOL_MIB");
+    options.pool_bytes = pool == nullptr ? 0 : std::strtoull(pool, nullptr, 10) << 20;
   }
   if (argc > 5) {
     options.rank = static_cast<std::uint32_t>(std::strtoul(argv[5], nullptr, 10));

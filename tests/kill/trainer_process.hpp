@@ -41,6 +41,7 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
+  [[nodiscard]] pid_t process() const { return process_; }
   // Reads what it says: until then, until it has said the word, or until it ends.
   void listen(Clock::time_point deadline, std::string_view word = {}) {
     while (word.empty() || said_.find(word) == std::string::npos) {

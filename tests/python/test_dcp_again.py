@@ -51,7 +51,7 @@ def test_a_background_save_that_failed_elsewhere_gives_the_directory_free(path: 
     with pytest.raises(CheckpointException):
         response.upload_completion.result()
     wait_until(lambda: not writer._coordinated, "the thread of the save has ended")
-    _core.Coordinator.open(str(path), "another", _core.Mailbox())  # the lock is free
+    _core.PartCommitter.open(str(path), "another", _core.Mailbox())  # the lock is free
 
 
 class FailsInStorage(SlackwaterWriter):

@@ -21,7 +21,7 @@ from .. import _core
 from ..checkpointer import Checkpointer
 from ..errors import Error, MismatchError, UsageError
 from ..reader import open as open_checkpoint
-from .trainer_parts import local_path
+from .trainer_shared import local_path
 from .unlocked import Unlocked
 
 logger = logging.getLogger("slackwater")

@@ -1,5 +1,7 @@
 #include "keeper/flush.hpp"
 
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include "os/durable.hpp"
@@ -23,8 +25,10 @@ class FlushTest : public ::testing::Test {
     EXPECT_TRUE(shared_.trainer.publish(*entry, stage(shared_.trainer, name(), attempt_.run), "me").has_value());
   }
   [[nodiscard]] VersionName name() const { return {7, attempt_.number}; }
-  [[nodiscard]] Status flush() {
-    return flush_version(fs_, clock_, root_, shared_.reader, shared_.reader.kept().at(0), gate_, Log());
+  [[nodiscard]] Result<Manifest> flush() {
+    const Region::Kept kept = shared_.reader.kept().at(0);
+    const RankPart part{std::make_shared<const Region>(shared_.reader), kept.entry, kept.version};
+    return flush_version(fs_, clock_, root_, {&part, 1}, kept.members[0], gate_, Log());
   }
   [[nodiscard]] bool committed() { return read_manifest(*real_, root_, name()).has_value(); }
 
@@ -56,7 +60,7 @@ TEST_F(FlushTest, WhatTheTrainerLeftHalfWrittenIsReplaced) {
 
 TEST_F(FlushTest, BytesThatAreNotThoseThatWereStagedAreNotPublished) {
   shared_.trainer.slab(0)[100] ^= std::byte{1};
-  const Status flushed = flush();
+  const auto flushed = flush();
   ASSERT_FALSE(flushed.has_value());
   EXPECT_EQ(flushed.error().kind, ErrorKind::kCorrupt);
   EXPECT_FALSE(committed());
@@ -76,10 +80,41 @@ TEST_F(FlushTest, NothingIsPublishedAfterTheNextTrainerTookOver) {
 TEST_F(FlushTest, NothingIsPublishedUnderAnAttemptThatIsOver) {
   auto other = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kMember).value();
   ASSERT_TRUE(other->claim("other", {}).has_value());
-  const Status flushed = flush();
+  const auto flushed = flush();
   ASSERT_FALSE(flushed.has_value());
   EXPECT_EQ(flushed.error().kind, ErrorKind::kAborted);
   EXPECT_FALSE(committed());
+}
+
+TEST_F(FlushTest, AVersionThatLeftTheMemoryWhileItWasWrittenIsNotPublished) {
+  // Its slabs may have been filled with something else, after they were compared and before they were written.
+  fs_.hang(FsCall::kSyncAll, {.path = "record"});
+  std::thread flushing([&] { EXPECT_FALSE(flush().has_value()); });
+  fs_.wait_hung(1);
+  shared_.trainer.drop(shared_.reader.kept().at(0).entry);
+  fs_.release_hung();
+  flushing.join();
+  EXPECT_FALSE(committed());
+}
+
+TEST_F(FlushTest, AStepThatWasGivenUpIsNotCommitted) {
+  auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kMember).value();
+  ASSERT_TRUE(store->accept(attempt_.number, 0, "me").has_value());
+  Manifest abort{.run = attempt_.run, .step = 7, .attempt = attempt_.number, .decision = Decision::kAbort};
+  abort.reason = "a rank is missing";
+  ASSERT_TRUE(store->decide(abort).has_value());
+  const auto flushed = flush();
+  ASSERT_FALSE(flushed.has_value());
+  EXPECT_NE(flushed.error().message.find("a rank is missing"), std::string::npos);
+}
+
+TEST_F(FlushTest, AFailedWriteLeavesNothingBehind) {
+  fs_.fail(FsCall::kWriteAt, ENOSPC);
+  ASSERT_FALSE(flush().has_value());
+  const auto left = real_->list(version_path(root_, name()));
+  ASSERT_TRUE(left.has_value());
+  EXPECT_TRUE(left->empty());
+  EXPECT_TRUE(flush().has_value()) << "the next try finds its names free";
 }
 
 }  // namespace

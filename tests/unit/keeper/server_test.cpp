@@ -74,7 +74,7 @@ TEST_F(ServerTest, WhoeverPeeksCanOnlyRead) {
   auto trainer = KeeperClient::attach(settings()).value().value();
   ASSERT_TRUE(trainer->make_memory(1u << 20).has_value());
   const UniqueFd socket = connect();
-  ASSERT_TRUE(send_message(socket, {.word = KeeperWord::kPeek}).has_value());
+  ASSERT_TRUE(send_message(socket, {.kind = MessageKind::kPeek}).has_value());
   const auto mail = receive_message(socket);
   ASSERT_TRUE(mail.has_value() && mail->has_value());
   EXPECT_FALSE(SharedMemory::map((*mail)->descriptor, SharedMemory::Access::kWrite).has_value());
@@ -84,19 +84,20 @@ TEST_F(ServerTest, WhoeverPeeksCanOnlyRead) {
 TEST_F(ServerTest, AHostileClientIsCutOffAndTheTrainerIsServed) {
   start();
   auto trainer = KeeperClient::attach(settings()).value().value();
-  for (const std::string& garbage : {std::string("x"), std::string(24, '\xff'), std::string(4096, 'a')}) {
+  for (const std::string& garbage :
+       {std::string("x"), std::string(sizeof(KeeperMessage), '\xff'), std::string(4096, 'a')}) {
     const UniqueFd socket = connect();
     ASSERT_EQ(::send(socket.get(), garbage.data(), garbage.size(), MSG_NOSIGNAL), static_cast<ssize_t>(garbage.size()));
     char byte = 0;
     EXPECT_LE(::recv(socket.get(), &byte, 1, 0), 0);
   }
   // Words that belong to the trainer, or to the keeper itself.
-  for (const KeeperWord word : {KeeperWord::kMakeMemory, KeeperWord::kReleased, static_cast<KeeperWord>(999)}) {
+  for (const MessageKind kind : {MessageKind::kMakeMemory, MessageKind::kReleased, static_cast<MessageKind>(999)}) {
     const UniqueFd socket = connect();
-    ASSERT_TRUE(send_message(socket, {.word = word, .bytes = 1u << 20}).has_value());
+    ASSERT_TRUE(send_message(socket, {.kind = kind, .bytes = 1u << 20}).has_value());
     const auto mail = receive_message(socket);
     ASSERT_TRUE(mail.has_value() && mail->has_value());
-    EXPECT_EQ((*mail)->message.word, KeeperWord::kRefused);
+    EXPECT_EQ((*mail)->message.kind, MessageKind::kRefused);
   }
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connect());

@@ -1,0 +1,134 @@
+#include "engine/memory_tier.hpp"
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "engine/pipeline_maker.hpp"
+#include "keeper/keeper_client.hpp"
+#include "keeper/keeper_server.hpp"
+#include "support/fault_file_system.hpp"
+#include "support/temp_dir.hpp"
+#include "unit/keeper/staged.hpp"
+#include "version/catalog.hpp"
+#include "version/version_store.hpp"
+
+namespace slackwater::test {
+namespace {
+
+// A keeper on a thread of the test, with a disk of its own. An earlier trainer has staged step 7 there and is gone.
+class MemoryTierTest : public ::testing::Test {
+ protected:
+  MemoryTierTest() {
+    {
+      auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
+      attempt_ = store->claim("test", {}, {"me"}).value();
+      EXPECT_TRUE(store->make_version(7).has_value());
+    }
+    keeper_disk_.hang(FsCall::kWriteAt);
+    server_ = std::make_unique<KeeperServer>(
+        KeeperOptions{.directory = root_, .keep_for = std::chrono::minutes(10)}, keeper_disk_, clock_,
+        Log([](LogLevel, std::string_view) {}), listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
+    thread_ = std::thread([this] { server_->run(); });
+    auto trainer = KeeperClient::attach(settings_).value().value();
+    auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
+    const auto entry = region.begin(name());
+    EXPECT_TRUE(region.publish(*entry, stage(region, name(), attempt_.run), "me").has_value());
+    trainer.reset();
+    keeper_disk_.wait_hung(1);  // it writes step 7
+  }
+  ~MemoryTierTest() override {
+    keeper_disk_.release_hung();
+    release_stale_keeper(settings_);
+    thread_.join();
+  }
+  [[nodiscard]] VersionName name() const { return {7, attempt_.number}; }
+  [[nodiscard]] MemoryTier make(std::uint32_t world) {
+    Options options;
+    options.path = root_;
+    options.world = world;
+    options.slab_bytes = kSmallShape.slab_bytes;
+    options.keeper = "/nonexistent/slackwater";
+    options.stall_timeout = std::chrono::milliseconds(1);
+    return MemoryTier(options, *real_, clock_, Log([](LogLevel, std::string_view) {}));
+  }
+  [[nodiscard]] std::size_t kept_count() const {
+    const auto peeked = peek_at_keeper(settings_);
+    if (!peeked || !*peeked) return 0;
+    return Region::open((*peeked)->memory).value().kept().size();
+  }
+
+  const TempDir directory_;
+  const std::string root_ = directory_ / "run";
+  const SystemClock clock_;
+  const std::unique_ptr<FileSystem> real_ = make_posix_file_system();
+  FaultFileSystem keeper_disk_{*real_};
+  const KeeperSettings settings_{.directory = root_,
+                                 .program = "/nonexistent/slackwater",
+                                 .answer_within = std::chrono::seconds(60)};
+  Attempt attempt_;
+  std::unique_ptr<KeeperServer> server_;
+  std::thread thread_;
+};
+
+TEST_F(MemoryTierTest, ARunWithAnotherNumberOfRanksLetsTheKeeperWriteWhatOnlyItHas) {
+  MemoryTier tier = make(2);
+  tier.attach();
+  EXPECT_FALSE(tier.can_prepare(4));
+  EXPECT_EQ(tier.memory_for(4), nullptr);
+  EXPECT_EQ(kept_count(), 1u) << "the keeper still has it";
+  keeper_disk_.release_hung();
+  wait_for_flush(settings_, std::chrono::minutes(2));
+  const auto manifest = read_manifest(*real_, root_, name());
+  ASSERT_TRUE(manifest.has_value()) << manifest.error().to_string();
+  EXPECT_EQ(manifest->decision, Decision::kCommit);
+  // Now it may go. (There is no program here to start another one.)
+  EXPECT_EQ(tier.memory_for(4), nullptr);
+  EXPECT_EQ(kept_count(), 0u);
+}
+
+TEST_F(MemoryTierTest, MemoryIsNotMadeAgainWhileAStepIsOnlyThere) {
+  MemoryTier tier = make(1);
+  tier.attach();
+  EXPECT_EQ(tier.attached_bytes(), 4u << 20);
+  EXPECT_TRUE(tier.can_prepare(4));
+  EXPECT_FALSE(tier.can_prepare(1)) << "four slabs are more than twice what is wanted";
+  ASSERT_NE(tier.memory_for(1), nullptr);
+  EXPECT_EQ(kept_count(), 1u);
+}
+
+TEST_F(MemoryTierTest, ACleanEndReleasesNoMemoryThatHasTheOnlyCopyOfAStep) {
+  {
+    MemoryTier tier = make(1);
+    tier.attach();
+    EXPECT_TRUE(tier.close(true).has_value());
+  }
+  EXPECT_EQ(kept_count(), 1u);
+  keeper_disk_.release_hung();
+  wait_for_flush(settings_, std::chrono::minutes(2));
+  EXPECT_TRUE(read_manifest(*real_, root_, name()).has_value()) << "the keeper writes it";
+  MemoryTier tier = make(1);
+  tier.attach();
+  EXPECT_TRUE(tier.close(true).has_value());
+  EXPECT_EQ(kept_count(), 0u);
+}
+
+TEST(MemoryTierPool, ARestartGetsAsMuchAsTheTrainerBeforeIt) {
+  constexpr std::uint64_t kAvailable = 1000;  // slabs, before the first start
+  const std::uint64_t first = slabs_in_half(10'000, kAvailable, 0);
+  EXPECT_EQ(first, 500u);
+  constexpr std::uint64_t kGrown = 20;  // what else needs memory now
+  const std::uint64_t second = slabs_in_half(10'000, kAvailable - first - kGrown, first);
+  EXPECT_LE(second, first);
+  EXPECT_GE(second, first - kGrown);
+  EXPECT_LE(first, 2 * second) << "the memory is used as it is";
+  // Memory that is attached and was never touched is counted twice. It must not make the pool grow.
+  EXPECT_EQ(slabs_in_half(10'000, kAvailable, 500), 500u);
+  EXPECT_EQ(slabs_in_half(30, kAvailable, 500), 30u);
+}
+
+}  // namespace
+}  // namespace slackwater::test
