@@ -79,9 +79,10 @@ Result<bool> NodeFetch::fetch_one(const VersionFiles& files, std::uint32_t saved
         {.version = files.name(), .sources = sources_}, target_, [=](std::uint32_t rank) { return rank == saved_by; },
         log_);
     const auto caller = std::this_thread::get_id();
-    SW_TRY(part.copy({.threads = 4, .direct_io = options_.direct_io, .on_sent = [&](std::uint64_t) {
-                        if (std::this_thread::get_id() == caller) options_.on_progress();
-                      }}));
+    SW_TRY(part.copy(
+        {.threads = 4, .buffer_bytes = 32u << 20, .direct_io = options_.direct_io, .on_sent = [&](std::uint64_t) {
+           if (std::this_thread::get_id() == caller) options_.on_progress();
+         }}));
   }
   (void)target_.fs->unlink(lock_name);  // a rank that still opens it copies in vain, nothing worse
   return true;

@@ -42,7 +42,8 @@ Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned num
                            .cap = cap_,
                            .rank = source.rank,
                            .world = source.world,
-                           .direct_io = source.direct_io})) {}
+                           .direct_io = source.direct_io,
+                           .buffer_bytes = source.buffer_bytes})) {}
 
 Promoter::~Promoter() { stop(); }
 

@@ -35,6 +35,7 @@ struct PromotionSource {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
+  std::uint64_t buffer_bytes = 32u << 20;     // for the copies to all tiers together
   std::function<void()> on_released = [] {};  // a version need not be held on tier 0 any more
 };
 

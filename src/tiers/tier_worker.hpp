@@ -34,6 +34,7 @@ struct TierWork {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
+  std::uint64_t buffer_bytes = 0;  // for the copies of this tier
 
   // Whether this rank copies the files of a rank that wrote the version, perhaps in a run with more or fewer ranks.
   [[nodiscard]] bool owns(const RecordReference& reference) const { return reference.rank % world == rank; }
