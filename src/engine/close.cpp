@@ -130,6 +130,7 @@ void Engine::Impl::shut_down(bool in_time) {
   }
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
+  for (const Tier& tier : shared_.tiers) tier.reader().stop_transfers();  // a repair must not wait for a slow network
   restorer_.stop_repairs();
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took
