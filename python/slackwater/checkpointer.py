@@ -30,7 +30,7 @@ from .session import Failure, Session
 from .signals import SignalSaver, Then, save_on_signal
 from .snapshot import Level, Snapshot
 from .state.names import Pattern, an
-from .tiers import Tier, find_places, make_parents, read_options_file
+from .tiers import Tier, announce_staging, find_places, make_parents, read_options_file
 
 logger = logging.getLogger("slackwater")
 
@@ -88,7 +88,7 @@ class Checkpointer:
     ) -> None:
         places = find_places(path, tiers, keep, keep_every)
         self.path = places.path
-        make_parents(self.path)
+        make_parents(places)
         self._every = _whole("every", every, least=1)
         self._random = RandomStates()  # of the last restore()
         self._allow_pickle = bool(allow_pickle)
@@ -100,6 +100,8 @@ class Checkpointer:
         self._metric_seen = False
         self._saved = False
         ranks = find_ranks(coordinator, rank, world, local_ranks)
+        if not ranks.rank:
+            announce_staging(places)
         settings = {
             "pool": pool,
             "keep": keep,

@@ -6,6 +6,7 @@ Python values into the form that the table takes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import hashlib
@@ -13,11 +14,12 @@ import json
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import UsageError
+from .errors import PermissionDeniedError, UsageError
 from .state.names import an
 
 logger = logging.getLogger("slackwater")
@@ -44,10 +46,12 @@ class Tier:
     profile: str = ""
     path_style: bool = False
 
-    def settings(self) -> list[tuple[str, str]]:
-        """Names and texts for the engine."""
+    def settings(self, location: bool = True) -> list[tuple[str, str]]:
+        """Names and texts for the engine; without the location if that is given on its own."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["location"] = place(given["location"])
+        del given["location"]
+        if location:
+            given["location"] = place(self.location)
         return [(name, _text(name, value)) for name, value in given.items() if value is not None]
 
 
@@ -58,6 +62,7 @@ class Places:
     path: str
     lower: list[Tier]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    staged_for: str = ""  # the object store, if ``path`` is only where checkpoints wait for it
 
 
 def find_places(path: Any, tiers: Sequence[Any] | None, keep: int, keep_every: int | None) -> Places:
@@ -67,17 +72,34 @@ def find_places(path: Any, tiers: Sequence[Any] | None, keep: int, keep_every: i
     if path is None:
         if not lower:
             raise UsageError("give a directory such as 'runs/gpt' as path, or tiers")
+        if is_object_location(lower[0].location):
+            return _staged(lower)
         first = lower.pop(0)
-        if is_object_location(first.location):
-            raise UsageError("the first tier is a local or shared directory; put s3:// behind it")
         return Places(directory(first.location), lower, {"keep": first.keep, "keep_every": first.keep_every})
     if not is_object_location(path):
         return Places(directory(path), lower)
-    # Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied.
-    staging = staging_directory(os.fspath(path))
-    logger.info("checkpoints for %s are staged in '%s'", os.fspath(path), staging)
-    store = Tier(os.fspath(path), keep=keep, keep_every=keep_every)
-    return Places(staging, [store, *lower], {"keep": 1, "keep_every": None})
+    return _staged([Tier(path, keep=keep, keep_every=keep_every), *lower])
+
+
+def _staged(lower: list[Tier]) -> Places:
+    """Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied."""
+    location = str(lower[0].location)
+    return Places(staging_directory(location), lower, {"keep": 1, "keep_every": None}, staged_for=location)
+
+
+_announced: set[str] = set()  # of this process
+
+
+def announce_staging(places: Places) -> None:
+    """Say once, where users see it, which disk fills up."""
+    if not places.staged_for or places.staged_for in _announced:
+        return
+    _announced.add(places.staged_for)
+    logger.warning(
+        "checkpoints for %s are written to '%s' first; set SLACKWATER_STAGING to use another disk",
+        places.staged_for,
+        places.path,
+    )
 
 
 def is_object_location(location: Any) -> bool:
@@ -86,10 +108,32 @@ def is_object_location(location: Any) -> bool:
 
 def staging_directory(location: str) -> str:
     """Where checkpoints for an object store are written first: the same directory at every start on this machine."""
-    default = os.path.join(tempfile.gettempdir(), f"slackwater-{getpass.getuser()}")
-    base = os.environ.get("SLACKWATER_STAGING") or default
+    base = os.environ.get("SLACKWATER_STAGING") or _default_staging()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.removeprefix("s3://")).strip("-")[:80]
     return os.path.join(os.path.abspath(base), f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:8]}")
+
+
+def _default_staging() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        user = str(os.getuid())
+    return os.path.join(tempfile.gettempdir(), f"slackwater-{user}")
+
+
+def _make_private(directory: str) -> None:
+    """The directory belongs to this user alone: anybody may make one of this name in a temporary directory first."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionDeniedError(
+            f"'{directory}' belongs to somebody else, so no checkpoint is written there; set SLACKWATER_STAGING to a "
+            "directory of your own",
+            path=directory,
+        )
+    if found.st_mode & 0o077:
+        os.chmod(directory, 0o700)
 
 
 def read_options_file(file: str | os.PathLike[str]) -> dict[str, Any]:
@@ -129,12 +173,19 @@ def directory(path: Any) -> str:
     return os.path.abspath(os.path.expanduser(text))  # a later chdir() must not move it
 
 
-def make_parents(path: str) -> None:
+def make_parents(places: Places) -> None:
     """Makes the parent directories. The engine makes the directory itself."""
+    parent = os.path.dirname(places.path)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if places.staged_for and not os.environ.get("SLACKWATER_STAGING"):
+            _make_private(parent)
+        else:
+            os.makedirs(parent, exist_ok=True)
+    except PermissionDeniedError:
+        raise
     except OSError as error:
-        logger.debug("the directories above '%s' cannot be made: %s", path, error)  # the engine says what is wrong
+        # The engine says what is wrong.
+        logger.debug("the directories above '%s' cannot be made: %s", places.path, error)
 
 
 def _tier(tier: Any) -> Tier:
