@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import http.client
-import ipaddress
 import io
+import ipaddress
 import json
 import os
 import socket
@@ -202,6 +202,9 @@ class Proxy:
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
                 body = b"".join(self.portions(self.rfile.read, size, fault.trickle))
+                if len(body) < size:  # the client was killed; a store would wait for the rest
+                    self.close_connection = True
+                    return
                 if fault.status:
                     text = f"<Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
                     self.answer(fault.status, {"Content-Length": str(len(text))}, text)
@@ -290,7 +293,7 @@ def self_signed(directory: Path) -> Path:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = datetime.datetime.now(datetime.UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
