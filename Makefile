@@ -215,7 +215,7 @@ bench-backlog: build  ## how long the trainer's small copies wait while a state 
 	build/release/bench/slackwater_bench backlog --dir build --json bench/results/backlog.json $(ARGS)
 
 .PHONY: bench-tiers
-bench-tiers: build  ## training while a lower tier dies and is slow (minutes); ARGS="--quick" or "--tier s3"
+bench-tiers: build $(VENV)/.object-stores  ## training while a lower tier dies and is slow; ARGS="--quick --tier s3"
 	mkdir -p bench/results
 	$(BIN)/python bench/tiers_stall.py --json bench/results/tiers.json $(ARGS)
 

@@ -55,10 +55,12 @@ struct ReadOptions {
   IoBackend io_backend = IoBackend::kAuto;
   bool direct_io = true;
   LogSink log;
+  S3Options s3 = {};  // if the location is in an object store
 };
 
 // The live versions of a directory, oldest first. Empty if there are none; kNotFound if the directory is missing.
-[[nodiscard]] Result<std::vector<VersionInfo>> list_versions(const std::string& directory);
+// `s3`: as in ReadOptions.
+[[nodiscard]] Result<std::vector<VersionInfo>> list_versions(const std::string& directory, const S3Options& s3 = {});
 
 class Checkpoint {
  public:

@@ -1,6 +1,7 @@
 #include "slackwater/checkpoint.hpp"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,14 +13,19 @@ void bind_checkpoint(nb::module_& module) {
   nb::class_<Checkpoint>(module, "Checkpoint", "A committed checkpoint, opened for reading. One read() at a time.")
       .def_static(
           "open",
-          [](const std::string& directory, std::optional<std::uint64_t> step) {
+          [](const std::string& directory, std::optional<std::uint64_t> step,
+             const std::vector<std::pair<std::string, std::string>>& tier) {
+            TierOptions place;
+            for (const auto& [name, value] : tier) value_or_raise(set_tier_option(place, name, value));
             Result<Checkpoint> opened = [&] {
               const WithoutGil release;
-              return Checkpoint::open(directory, step);
+              return Checkpoint::open(directory, step, {.s3 = place.s3});
             }();
             return value_or_raise(std::move(opened));
           },
-          nb::arg("directory"), nb::arg("step") = nb::none())
+          nb::arg("directory"), nb::arg("step") = nb::none(),
+          nb::arg("tier") = std::vector<std::pair<std::string, std::string>>(),
+          "The newest checkpoint, or that of the step. `tier`: names and texts of tier options, for an object store.")
       .def("contents", &contents_of)
       .def(
           "read",

@@ -30,7 +30,7 @@ from .session import Failure, Session
 from .signals import SignalSaver, Then, save_on_signal
 from .snapshot import Level, Snapshot
 from .state.names import Pattern, an
-from .tiers import Tier, find_places, make_parents, read_options_file
+from .tiers import Tier, announce_staging, find_places, make_parents, read_options_file
 
 logger = logging.getLogger("slackwater")
 
@@ -100,6 +100,8 @@ class Checkpointer:
         self._metric_seen = False
         self._saved = False
         ranks = find_ranks(coordinator, rank, world, local_ranks)
+        if not ranks.rank:
+            announce_staging(places)
         settings = {
             "pool": pool,
             "keep": places.keep,
@@ -139,7 +141,7 @@ class Checkpointer:
                 "save_last=True is for one rank: several may not agree on whether the state has changed; with several, "
                 "call save(step, state, force=True) on all of them before the end"
             )
-        make_parents(self.path)
+        make_parents(places)
         lifecycle.make_way(self.path, rank_info, take_over)
         try:
             self._session = Session(

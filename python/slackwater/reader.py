@@ -16,6 +16,7 @@ from .integrations import arrays, torch_adapter
 from .restore.report import size_text
 from .state import decoder, names, nodes
 from .state.memory import HOST, Memory
+from .tiers import Tier
 
 logger = logging.getLogger("slackwater")
 
@@ -39,8 +40,13 @@ class Reader(Mapping[str, Any]):
     Tensors come as torch tensors if torch is loaded, else as NumPy arrays. Thread-safe.
     """
 
-    def __init__(self, path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> None:
-        self._checkpoint: _core.Checkpoint | None = _core.Checkpoint.open(os.path.expanduser(os.fspath(path)), step)
+    def __init__(
+        self, path: str | os.PathLike[str] | Tier, step: int | None = None, *, allow_pickle: bool = False
+    ) -> None:
+        # Only what a tier says about its object store matters for reading.
+        tier = path if isinstance(path, Tier) else Tier(path)
+        place = os.path.expanduser(os.fspath(tier.location))
+        self._checkpoint: _core.Checkpoint | None = _core.Checkpoint.open(place, step, tier.settings(location=False))
         contents = self._checkpoint.contents()
         self._version = contents.version
         self._tree = contents.tree
@@ -155,20 +161,23 @@ class Reader(Mapping[str, Any]):
         return own if own in self._infos else name
 
 
-def open(path: str | os.PathLike[str], step: int | None = None, *, allow_pickle: bool = False) -> Reader:
-    """The newest checkpoint of a directory, or that of ``step``, as a lazy mapping from names to tensors."""
+def open(path: str | os.PathLike[str] | Tier, step: int | None = None, *, allow_pickle: bool = False) -> Reader:
+    """The newest checkpoint of a directory, or that of ``step``, as a lazy mapping from names to tensors.
+
+    ``path`` may also be ``s3://bucket/prefix``, or a ``sw.Tier`` that says how to reach its object store.
+    """
     return Reader(path, step, allow_pickle=allow_pickle)
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Tier,
     step: int | None = None,
     only: str | Iterable[str] | None = None,
     *,
     allow_pickle: bool = False,
 ) -> Any:
     """The whole state of a checkpoint, or the part whose names match ``only``: nested dicts, lists and plain values,
-    with new tensors.
+    with new tensors. ``path`` is as for ``open``.
     """
     start = time.perf_counter()
     with Reader(path, step, allow_pickle=allow_pickle) as reader:

@@ -6,19 +6,21 @@ in an options file. This file turns Python values into the form that the engine 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import getpass
 import hashlib
 import logging
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _core
 from .arguments import option_text
-from .errors import UsageError
+from .errors import PermissionDeniedError, UsageError
 from .ranks.transport import Ranks, Transport, distributed
 from .state.names import an
 
@@ -48,10 +50,12 @@ class Tier:
     path_style: bool = False
     node_local: bool = False
 
-    def settings(self) -> list[tuple[str, str]]:
-        """Names and texts for the engine."""
+    def settings(self, location: bool = True) -> list[tuple[str, str]]:
+        """Names and texts for the engine; without the location if that is given on its own."""
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["location"] = place(given["location"])
+        del given["location"]
+        if location:
+            given["location"] = place(self.location)
         return [(name, option_text(f"{name} of a tier", value)) for name, value in given.items() if value is not None]
 
 
@@ -65,7 +69,7 @@ class Places:
     keep: int
     keep_every: int | None
     node_local: bool
-    staged_for: str | None = None  # only this object store was given; path is a directory of this machine
+    staged_for: str | None = None  # only this object store was given; path is where checkpoints wait for it
 
     def node_local_with(self, ranks: Ranks, transport: Transport) -> bool:
         """Whether each node has a directory of its own, and that the ranks have what they need for that."""
@@ -97,6 +101,8 @@ def find_places(
     if path is None:
         if not lower:
             raise UsageError("give a directory such as 'runs/gpt' as path, or tiers")
+        if is_object_location(lower[0].location):
+            return _staged(lower, every, node_local)
         first = lower.pop(0)
         # Steps that `every` leaves out are not saved at all. The engine says what else a first tier cannot have.
         _core.check_first_tier(dataclasses.replace(first, every=1).settings())
@@ -110,11 +116,13 @@ def find_places(
         )
     if not is_object_location(path):
         return Places(directory(path), lower, every, keep, keep_every, bool(node_local))
-    # Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied.
-    staging = staging_directory(os.fspath(path))
-    logger.info("checkpoints for %s are staged in '%s'", os.fspath(path), staging)
-    store = Tier(os.fspath(path), keep=keep, keep_every=keep_every)
-    return Places(staging, [store, *lower], every, 1, None, bool(node_local), os.fspath(path))
+    return _staged([Tier(path, keep=keep, keep_every=keep_every), *lower], every, node_local)
+
+
+def _staged(lower: list[Tier], every: int, node_local: bool) -> Places:
+    """Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied."""
+    location = str(lower[0].location)
+    return Places(staging_directory(location), lower, every, 1, None, bool(node_local), location)
 
 
 def _either(name: str, given: Any, of_tier: Any, default: Any) -> Any:
@@ -124,16 +132,53 @@ def _either(name: str, given: Any, of_tier: Any, default: Any) -> Any:
     return of_tier if given == default else given
 
 
+_announced: set[str] = set()  # of this process
+
+
+def announce_staging(places: Places) -> None:
+    """Say once, where users see it, which disk fills up."""
+    if not places.staged_for or places.staged_for in _announced:
+        return
+    _announced.add(places.staged_for)
+    logger.warning(
+        "checkpoints for %s are written to '%s' first; set SLACKWATER_STAGING to use another disk",
+        places.staged_for,
+        places.path,
+    )
+
+
 def is_object_location(location: Any) -> bool:
     return isinstance(location, str) and _core.is_object_location(location)
 
 
 def staging_directory(location: str) -> str:
     """Where checkpoints for an object store are written first: the same directory at every start on this machine."""
-    default = os.path.join(tempfile.gettempdir(), f"slackwater-{getpass.getuser()}")
-    base = os.environ.get("SLACKWATER_STAGING") or default
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.partition("://")[2]).strip("-")[:80]
+    base = os.environ.get("SLACKWATER_STAGING") or _default_staging()
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.removeprefix("s3://")).strip("-")[:80]
     return os.path.join(os.path.abspath(base), f"{name}-{hashlib.sha256(location.encode()).hexdigest()[:8]}")
+
+
+def _default_staging() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        user = str(os.getuid())
+    return os.path.join(tempfile.gettempdir(), f"slackwater-{user}")
+
+
+def _make_private(directory: str) -> None:
+    """The directory belongs to this user alone: anybody may make one of this name in a temporary directory first."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(directory, 0o700)
+    found = os.lstat(directory)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionDeniedError(
+            f"'{directory}' belongs to somebody else, so no checkpoint is written there; set SLACKWATER_STAGING to a "
+            "directory of your own",
+            path=directory,
+        )
+    if found.st_mode & 0o077:
+        os.chmod(directory, 0o700)
 
 
 def read_options_file(file: str | os.PathLike[str], arguments: Iterable[str]) -> dict[str, Any]:
@@ -159,12 +204,19 @@ def directory(path: Any) -> str:
     return os.path.abspath(os.path.expanduser(text))  # a later chdir() must not move it
 
 
-def make_parents(path: str) -> None:
+def make_parents(places: Places) -> None:
     """Makes the parent directories. The engine makes the directory itself."""
+    parent = os.path.dirname(places.path)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if places.staged_for and not os.environ.get("SLACKWATER_STAGING"):
+            _make_private(parent)
+        else:
+            os.makedirs(parent, exist_ok=True)
+    except PermissionDeniedError:
+        raise
     except OSError as error:
-        logger.debug("the directories above '%s' cannot be made: %s", path, error)  # the engine says what is wrong
+        # The engine says what is wrong.
+        logger.debug("the directories above '%s' cannot be made: %s", places.path, error)
 
 
 def _tier(tier: Any) -> Tier:

@@ -48,6 +48,7 @@ struct CopyArguments {
   bool json = false;
   unsigned threads = 3;
   std::string buffer = "192MiB";
+  S3Options store;
 };
 
 Error refusal(std::string message, const std::string& path) {
@@ -140,8 +141,8 @@ int run_copy(const CopyArguments& arguments) {
     print_error("--all and @STEP exclude each other", "leave one of them out");
     return kFailed;
   }
-  const std::unique_ptr<FileSystem> from = open_file_system(location.directory, Access::kRead);
-  const std::unique_ptr<FileSystem> to = from ? open_file_system(target, Access::kWrite) : nullptr;
+  const std::unique_ptr<FileSystem> from = open_file_system(location.directory, Access::kRead, arguments.store);
+  const std::unique_ptr<FileSystem> to = from ? open_file_system(target, Access::kWrite, arguments.store) : nullptr;
   const std::optional<Catalog> catalog = to ? open_catalog(*from, location.directory) : std::nullopt;
   if (!catalog) return kFailed;
   std::vector<VersionInfo> versions = arguments.all ? catalog->live_versions() : std::vector<VersionInfo>();
@@ -207,6 +208,7 @@ Verb add_copy(CLI::App& parser) {
   verb->add_option("--threads", arguments->threads, "Parts on their way at once")->check(CLI::Range(1, 64));
   verb->add_option("--buffer", arguments->buffer, "Memory for these parts (default: 192MiB)");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  add_store_options(*verb, arguments->store);
   verb->footer(kCopyFooter);
   return {verb, [arguments] { return run_copy(*arguments); }};
 }

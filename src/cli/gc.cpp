@@ -115,7 +115,7 @@ int run_gc(GcArguments arguments) {
   // What is deleted is gone, so the default is to show it.
   const bool shows_only = !arguments.do_delete && !arguments.options.yes;
   arguments.options.dry_run |= shows_only;
-  const std::unique_ptr<FileSystem> fs = open_file_system(arguments.directory, Access::kWrite);
+  const std::unique_ptr<FileSystem> fs = open_file_system(arguments.directory, Access::kWrite, arguments.options.store);
   if (!fs) return kFailed;
   const std::optional<LockedTier> tier =
       lock_tier(*fs, arguments.directory, arguments.options,

@@ -7,6 +7,7 @@
 #include <system_error>
 #include <vector>
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
 #include "cli/json_output.hpp"
@@ -74,8 +75,20 @@ Location parse_location(const std::string& text) {
   return {text.substr(0, at), step};
 }
 
-std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access) {
-  auto fs = make_file_system_at(location, access);
+void add_store_options(CLI::App& verb, S3Options& store) {
+  const auto help = [](std::string_view name) {
+    const auto row = std::ranges::find(tier_option_table(), name, &OptionInfo::name);
+    return std::string(row->help);
+  };
+  constexpr const char* kGroup = "Object store";
+  verb.add_option("--endpoint", store.endpoint, help("endpoint"))->group(kGroup);
+  verb.add_option("--region", store.region, help("region"))->group(kGroup);
+  verb.add_option("--profile", store.profile, help("profile"))->group(kGroup);
+  verb.add_flag("--path-style", store.path_style, help("path_style"))->group(kGroup);
+}
+
+std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access, const S3Options& store) {
+  auto fs = make_file_system_at(location, access, store);
   if (fs) return std::move(*fs);
   print_error(fs.error());
   return nullptr;
@@ -86,8 +99,9 @@ std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory
   if (!catalog) {
     print_error(catalog.error());
     if (catalog.error().kind == ErrorKind::kNotFound)
-      print_problem("hint", is_object_location(directory) ? "check bucket and prefix; there are no objects below it"
-                                                          : "check the path; there is nothing of that name");
+      print_problem("hint", is_object_location(directory)
+                                ? "check bucket and prefix; there are no objects with this prefix"
+                                : "check the path; there is nothing of that name");
     return std::nullopt;
   }
   const auto control = fs.status(control_path(directory));

@@ -12,6 +12,10 @@
 #include "store/s3/locations.hpp"
 #include "version/catalog.hpp"
 
+namespace CLI {
+class App;
+}
+
 namespace slackwater::cli {
 
 struct Location {
@@ -22,8 +26,12 @@ struct Location {
 // "runs/gpt@42" is step 42 of runs/gpt, unless a directory of that very name exists.
 [[nodiscard]] Location parse_location(const std::string& text);
 
+// --endpoint, --region, --profile, --path-style: how to reach the object store of s3:// locations.
+void add_store_options(CLI::App& verb, S3Options& store);
+
 // The file system of a location: the machine's own, or an object store (s3://). null after an error.
-[[nodiscard]] std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access);
+[[nodiscard]] std::unique_ptr<FileSystem> open_file_system(const std::string& location, Access access,
+                                                           const S3Options& store);
 
 // Prints the catalog's warnings. nullopt after an error: missing, unreadable, or not a directory of Slackwater.
 [[nodiscard]] std::optional<Catalog> open_catalog(FileSystem& fs, const std::string& directory);

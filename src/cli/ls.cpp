@@ -39,6 +39,7 @@ struct LsArguments {
   std::vector<std::string> tiers;  // further ones
   bool all = false;
   bool json = false;
+  S3Options store;
 };
 
 bool has_manifest(const CatalogEntry& entry) {
@@ -122,7 +123,7 @@ int run_ls(const LsArguments& arguments) {
   for (const std::string& location : locations) {
     LsArguments here = arguments;
     here.directory = location;
-    const std::unique_ptr<FileSystem> fs = open_file_system(location, Access::kRead);
+    const std::unique_ptr<FileSystem> fs = open_file_system(location, Access::kRead, arguments.store);
     const std::optional<Catalog> catalog = fs ? open_catalog(*fs, location) : std::nullopt;
     if (!catalog) {
       code = kFailed;
@@ -155,6 +156,7 @@ Verb add_ls(CLI::App& parser) {
   verb->add_option("--tier", arguments->tiers, "A further tier to list; may be given several times");
   verb->add_flag("-a,--all", arguments->all, "Also what is not live: replaced, aborted, undecided, unreadable");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  add_store_options(*verb, arguments->store);
   verb->footer(kLsFooter);
   return {verb, [arguments] { return run_ls(*arguments); }};
 }

@@ -32,6 +32,7 @@ struct PinArguments {
   std::string location;
   std::vector<std::uint64_t> steps;
   bool json = false;
+  S3Options store;
 };
 
 // The live version; otherwise one that a rollback replaced, which a pin also keeps. Prints its errors.
@@ -61,7 +62,7 @@ int run_pin(const PinArguments& arguments) {
   const Location location = parse_location(arguments.location);
   const auto steps = steps_named(location, arguments.steps);
   if (!steps) return kFailed;
-  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite);
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite, arguments.store);
   if (!fs) return kFailed;
   const std::optional<Catalog> catalog = open_catalog(*fs, location.directory);
   if (!catalog) return kFailed;
@@ -111,6 +112,7 @@ Verb add_pin(CLI::App& parser) {
   verb->add_option("DIR[@STEP]", arguments->location, "Directory the trainer saves to")->required();
   verb->add_option("STEP", arguments->steps, "Which steps");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  add_store_options(*verb, arguments->store);
   verb->footer(kPinFooter);
   return {verb, [arguments] { return run_pin(*arguments); }};
 }

@@ -195,6 +195,7 @@ void add_removal_flags(CLI::App& verb, RemovalOptions& options) {
   verb.add_flag("--no-lock", options.no_lock,
                 "Go on where the file system has no locks; make sure that no run uses the directory");
   verb.add_flag("--json", options.json, "One JSON document on stdout");
+  add_store_options(verb, options.store);
 }
 
 std::string spoken_name(const VersionName& version) {

@@ -10,6 +10,7 @@
 
 #include "cli/json_output.hpp"
 #include "os/file_system.hpp"
+#include "slackwater/options.hpp"
 #include "version/catalog.hpp"
 #include "version/version_remover.hpp"
 
@@ -24,6 +25,7 @@ struct RemovalOptions {
   bool yes = false;      // remove even the last checkpoint
   bool no_lock = false;  // go on where the file system has no locks
   bool json = false;
+  S3Options store;
 };
 void add_removal_flags(CLI::App& verb, RemovalOptions& options);
 

@@ -81,7 +81,7 @@ int run_rm(const RmArguments& arguments) {
   const Location location = parse_location(arguments.location);
   const auto steps = steps_named(location, arguments.steps);
   if (!steps) return kFailed;
-  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite);
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kWrite, arguments.options.store);
   if (!fs) return kFailed;
   const std::optional<LockedTier> tier =
       lock_tier(*fs, location.directory, arguments.options, "end that run first, or call delete(step) in it");

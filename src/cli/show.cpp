@@ -50,6 +50,7 @@ struct ShowArguments {
   std::string pattern;
   bool tree = false;
   bool json = false;
+  S3Options store;
 };
 
 struct Total {
@@ -191,7 +192,7 @@ void print_text(const ShowArguments& arguments, const Checkpoint& checkpoint) {
 
 int run_show(const ShowArguments& arguments) {
   Location location = parse_location(arguments.location);
-  std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead);
+  std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead, arguments.store);
   std::optional<Catalog> catalog = fs ? open_catalog(*fs, location.directory) : std::nullopt;
   const auto has_step = [&] {
     const std::vector<VersionInfo> live = catalog ? catalog->live_versions() : std::vector<VersionInfo>();
@@ -200,7 +201,7 @@ int run_show(const ShowArguments& arguments) {
   };
   for (const std::string& tier : arguments.tiers) {
     if (has_step()) break;
-    auto next_fs = open_file_system(tier, Access::kRead);
+    auto next_fs = open_file_system(tier, Access::kRead, arguments.store);
     auto next = next_fs ? open_catalog(*next_fs, tier) : std::nullopt;
     if (!next) continue;
     fs = std::move(next_fs);
@@ -251,6 +252,7 @@ Verb add_show(CLI::App& parser) {
   verb->add_option("--tier", arguments->tiers, "Where to look if the step is not there; may be given several times");
   verb->add_flag("--tree", arguments->tree, "Print the whole tree and nothing else")->excludes(pattern);
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  add_store_options(*verb, arguments->store);
   verb->footer(kShowFooter);
   return {verb, [arguments] { return run_show(*arguments); }};
 }

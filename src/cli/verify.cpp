@@ -37,6 +37,7 @@ struct VerifyArguments {
   std::string location;
   std::vector<std::string> tiers;  // further ones
   bool json = false;
+  S3Options store;
 };
 
 void print_damage(const Damage& damage) {
@@ -76,7 +77,7 @@ struct Findings {
 
 // nullopt after an error that was printed.
 std::optional<Findings> verify_tier(const VerifyArguments& arguments, const Location& location) {
-  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead);
+  const std::unique_ptr<FileSystem> fs = open_file_system(location.directory, Access::kRead, arguments.store);
   const std::optional<Catalog> catalog = fs ? open_catalog(*fs, location.directory) : std::nullopt;
   if (!catalog) return std::nullopt;
   const std::vector<VersionName> versions = choose(*catalog, location);
@@ -160,6 +161,7 @@ Verb add_verify(CLI::App& parser) {
       ->required();
   verb->add_option("--tier", arguments->tiers, "A further tier to verify; may be given several times");
   verb->add_flag("--json", arguments->json, "One JSON document on stdout");
+  add_store_options(*verb, arguments->store);
   verb->footer(kVerifyFooter);
   return {verb, [arguments] { return run_verify(*arguments); }};
 }

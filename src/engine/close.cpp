@@ -133,6 +133,7 @@ void Engine::Impl::shut_down(bool in_time) {
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
   if (shared_.memory) shared_.memory->flush().stop();  // sw-plan may be waiting for it
+  for (const Tier& tier : shared_.tiers) tier.reader().stop_transfers();  // a repair must not wait for a slow network
   restorer_.stop_repairs();
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took

@@ -84,7 +84,7 @@ void EngineShared::note_committed(const Manifest& manifest, bool pinned) {
 
 std::vector<TierPlace> EngineShared::lower_tiers() const {
   std::vector<TierPlace> places;
-  for (const Tier& tier : tiers) places.push_back({&tier.fs(), tier.root()});
+  for (const Tier& tier : tiers) places.push_back({&tier.reader(), tier.root()});
   return places;
 }
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "engine/listing_exchange.hpp"
 #include "engine/node_exchange.hpp"
 #include "tiers/tier_scan.hpp"
 
@@ -14,6 +15,7 @@ namespace slackwater {
 RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers)
     : shared_(shared), lower_tiers_(lower_tiers) {
   if (lower_tiers.empty()) return;
+  for (const TierPlace& tier : lower_tiers) tier.fs->refresh();
   std::vector<TierPlace> places{{shared.fs.get(), shared.options.path}};
   places.insert(places.end(), lower_tiers.begin(), lower_tiers.end());
   overlay_.emplace(std::move(places));
@@ -28,6 +30,8 @@ Status RestoreSource::exchange(std::uint64_t call) {
   return {};
 }
 
+void RestoreSource::share_listings(std::uint64_t call) { slackwater::share_listings(shared_, lower_tiers_, call); }
+
 void RestoreSource::settle(const VersionName& version) {
   if (!overlay_ || !shared_.options.node_local) return;
   if (const Status settled = settle_node(shared_, *overlay_, version); !settled)
@@ -38,6 +42,10 @@ void RestoreSource::settle(const VersionName& version) {
 Result<Catalog> RestoreSource::scan() {
   if (!overlay_) return shared_.versions.scan(shared_.jobs);
   SW_TRY(shared_.jobs.usable());
+  // The ranks did not see the same: whatever was remembered may be old.
+  if (std::exchange(scanned_, true)) {
+    for (const TierPlace& tier : lower_tiers_) tier.fs->refresh();
+  }
   SW_ASSIGN(Catalog catalog, scan_tiers(*overlay_));
   SW_ASSIGN(newest_attempt_, newest_attempt_number(*overlay_, overlay_->root()));
   shared_.newest_attempt_seen = std::max(shared_.newest_attempt_seen.load(), newest_attempt_);

@@ -24,6 +24,8 @@ class RestoreSource {
 
   // With node_local, before scan(): learns what the other nodes have. `call` counts the calls of restore().
   [[nodiscard]] Status exchange(std::uint64_t call);
+  // With several ranks, before scan(): object stores are listed by rank 0 alone, which tells the others. Waits for it.
+  void share_listings(std::uint64_t call);
   // The versions on all tiers that can be reached. Logs which cannot.
   [[nodiscard]] Result<Catalog> scan();
   // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
@@ -60,6 +62,7 @@ class RestoreSource {
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
   std::set<std::string> mended_;  // files on tier 0 that were damaged, each tried once
   bool logged_unreachable_ = false;
+  bool scanned_ = false;
   std::uint32_t newest_attempt_ = 0;  // on any tier
 };
 

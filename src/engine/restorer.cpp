@@ -286,6 +286,7 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
   using Agreement = RestoreProtocol;
   SW_TRY(protocol_->rendezvous({}));
   if (options_.node_local) SW_TRY(source.exchange(restore_calls_.made + 1));
+  source.share_listings(restore_calls_.made + 1);
   Agreement agreement(*protocol_, *shared_.transport, *shared_.clock, restore_calls_);
 
   Result<Catalog> catalog;

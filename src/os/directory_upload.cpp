@@ -50,9 +50,10 @@ Result<std::unique_ptr<FileUpload>> DirectoryUpload::begin(FileSystem& fs, const
   return std::unique_ptr<FileUpload>(new DirectoryUpload(fs, std::move(*file), size_bytes, resumed));
 }
 
-Status DirectoryUpload::send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) {
+Status DirectoryUpload::send(std::uint32_t part, ByteSource& source) {
   std::uint64_t offset = part * kPartBytes;
-  for (std::span<const std::byte> piece : pieces) {
+  for (std::uint64_t sent = 0; sent < source.size_bytes();) {
+    SW_ASSIGN(const std::span<const std::byte> piece, source.at(sent));
     if (offset % kDirectAlignment != 0 || offset + piece.size() > size_bytes_)
       return fail(ErrorKind::kInternal, fmt::format("part {} does not fit into the upload", part), file_->path());
     // Direct writes have whole blocks. The few bytes behind the last one wait for finish().
@@ -60,6 +61,7 @@ Status DirectoryUpload::send(std::uint32_t part, std::span<const std::span<const
     SW_TRY(resumed_ ? put_changed(piece.first(whole), offset) : put(piece.first(whole), offset));
     if (whole < piece.size()) tail_.assign(piece.begin() + static_cast<std::ptrdiff_t>(whole), piece.end());
     offset += piece.size();
+    sent += piece.size();
   }
   return {};
 }

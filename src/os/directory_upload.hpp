@@ -23,7 +23,7 @@ class DirectoryUpload final : public FileUpload {
                                                                  std::uint64_t size_bytes);
 
   [[nodiscard]] std::uint64_t part_bytes() const override { return kPartBytes; }
-  [[nodiscard]] Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) override;
+  [[nodiscard]] Status send(std::uint32_t part, ByteSource& source) override;
   [[nodiscard]] Status finish() override;
   [[nodiscard]] Status abandon() override;
 

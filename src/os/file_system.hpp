@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "os/file.hpp"
@@ -60,6 +61,10 @@ class FileSystem {
 
   // Forgets what it remembers about names. A file system that remembers none does nothing.
   virtual void refresh() {}
+  // All that it remembers about names, for another process that reads the same place: learn_names() there. Empty: it
+  // remembers none.
+  [[nodiscard]] virtual Result<std::string> remembered_names() { return std::string(); }
+  [[nodiscard]] virtual Status learn_names(std::string_view /*names*/) { return {}; }
   // Makes calls under way end soon, with kClosed, and later ones fail. For whoever must not wait for a slow network;
   // from any thread.
   virtual void stop_transfers() {}

@@ -5,11 +5,10 @@
 // Lifetime: the FileSystem outlives it. The destructor leaves what was sent, for a later try.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <span>
 #include <string>
 
+#include "os/byte_source.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -26,10 +25,11 @@ class FileUpload {
 
   // Size of every part except the last; a multiple of 8 MiB.
   [[nodiscard]] virtual std::uint64_t part_bytes() const = 0;
-  // The bytes of one part, in pieces that are not copied. A part that is there already with the same content is not
-  // transferred again. In memory, every piece starts at a multiple of 4096; every piece except the last one of the file
-  // has a length that is a multiple of 4096.
-  [[nodiscard]] virtual Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) = 0;
+  // The bytes of one part. They may be asked for more than once: to compute a checksum that goes ahead of them, and to
+  // send them. A part that is there already with the same content is not transferred again. What the source hands out
+  // lies at a multiple of 4096 in memory, and its length is a multiple of 4096 unless it is the end of the file. An
+  // error of the source is returned as it is.
+  [[nodiscard]] virtual Status send(std::uint32_t part, ByteSource& source) = 0;
   // All parts were sent: makes the file durable under its name.
   [[nodiscard]] virtual Status finish() = 0;
   // Removes what was sent.

@@ -129,8 +129,8 @@ Result<VersionInfo> choose(const Catalog& catalog, const std::string& directory,
 
 }  // namespace
 
-Result<std::vector<VersionInfo>> list_versions(const std::string& directory) {
-  SW_ASSIGN(const std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead));
+Result<std::vector<VersionInfo>> list_versions(const std::string& directory, const S3Options& s3) {
+  SW_ASSIGN(const std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead, s3));
   SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
   return catalog.live_versions();
 }
@@ -156,7 +156,7 @@ Checkpoint::~Checkpoint() = default;
 
 Result<Checkpoint> Checkpoint::open(const std::string& directory, std::optional<std::uint64_t> step,
                                     ReadOptions options) {
-  SW_ASSIGN(std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead));
+  SW_ASSIGN(std::unique_ptr<FileSystem> fs, make_file_system_at(directory, Access::kRead, options.s3));
   SW_ASSIGN(const Catalog catalog, scan_catalog(*fs, directory));
   SW_ASSIGN(const VersionInfo version, choose(catalog, directory, step));
   SW_ASSIGN(Checkpoint checkpoint, open_version({.fs = fs.get()}, directory, version, options));

@@ -25,27 +25,110 @@
 namespace slackwater {
 namespace {
 
-constexpr std::uint64_t kPieceBytes = 8u << 20;
+constexpr std::uint64_t kLeastWindow = kBlockBytes;  // at least one block, because blocks are checked whole
 
-struct PartMemoryDelete {
+struct WindowMemoryDelete {
   void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t(kDirectAlignment)); }
 };
-using PartMemory = std::unique_ptr<std::byte[], PartMemoryDelete>;
+using WindowMemory = std::unique_ptr<std::byte[], WindowMemoryDelete>;
 
-PartMemory part_memory(std::uint64_t size_bytes) {
-  return PartMemory(static_cast<std::byte*>(::operator new[](size_bytes, std::align_val_t(kDirectAlignment))));
+WindowMemory window_memory(std::uint64_t size_bytes) {
+  return WindowMemory(static_cast<std::byte*>(::operator new[](size_bytes, std::align_val_t(kDirectAlignment))));
 }
 
-// One file on its way: what its threads share.
+// What all threads of one copy share.
+struct CopyJob {
+  File& source;
+  const FileRecord& record;
+  const CopyOptions& options;
+
+  [[nodiscard]] Error stopped() const {
+    return {.kind = ErrorKind::kClosed, .message = "the copy was stopped; it can be continued", .path = source.path()};
+  }
+};
+
+// One part of the source, read window by window: a part may be much larger than the memory for it. Every window is
+// checked each time it is read. A part that fits into one window is read once.
+class PartReader final : public ByteSource {
+ public:
+  PartReader(const CopyJob& job, std::uint64_t window_bytes)
+      : job_(job), window_bytes_(window_bytes), memory_(window_memory(window_bytes)) {}
+
+  void begin(std::uint64_t offset, std::uint64_t size_bytes) {
+    offset_ = offset;
+    size_bytes_ = size_bytes;
+    held_ = {};
+  }
+
+  [[nodiscard]] std::uint64_t size_bytes() const override { return size_bytes_; }
+  [[nodiscard]] Result<std::span<const std::byte>> at(std::uint64_t offset) override {
+    if (offset < held_from_ || offset - held_from_ >= held_.size()) SW_TRY(read_window(offset));
+    return held_.subspan(offset - held_from_);
+  }
+
+ private:
+  [[nodiscard]] Status read_window(std::uint64_t offset) {
+    if (job_.options.stop.stop_requested()) return fail(job_.stopped());
+    held_ = {};
+    held_from_ = round_down(offset, window_bytes_);
+    const std::span<std::byte> bytes(memory_.get(), std::min(window_bytes_, size_bytes_ - held_from_));
+    // A read that fails or looks damaged is tried again. Only what stays wrong is damage.
+    const std::uint64_t start = offset_ + held_from_;
+    SW_TRY(retry_read([&] { return read(bytes, start); }));
+    if (Status checked = check(bytes, start); !checked) {
+      SW_TRY(retry_read([&] { return read(bytes, start); }));
+      SW_TRY(check(bytes, start));
+    }
+    held_ = bytes;
+    return {};
+  }
+
+  [[nodiscard]] Status read(std::span<std::byte> bytes, std::uint64_t offset) {
+    // Direct reads have whole blocks; the file ends where it ends. The buffer has room for them.
+    const std::uint64_t asked = job_.source.direct() ? round_up(bytes.size(), kDirectAlignment) : bytes.size();
+    SW_ASSIGN(const std::uint64_t got, job_.source.read_at({bytes.data(), asked}, offset));
+    if (got >= bytes.size()) return {};
+    return fail(ErrorKind::kCorrupt,
+                fmt::format("the file ends at byte {}, but its record says {}", offset + got, job_.record.size_bytes),
+                job_.source.path());
+  }
+
+  [[nodiscard]] Status check(std::span<const std::byte> bytes, std::uint64_t offset) const {
+    for (std::uint64_t start = 0; start < bytes.size(); start += kBlockBytes) {
+      const auto block = bytes.subspan(start, std::min<std::uint64_t>(kBlockBytes, bytes.size() - start));
+      if (digest64(block) == job_.record.block_digests[(offset + start) / kBlockBytes]) continue;
+      return fail(
+          ErrorKind::kCorrupt,
+          fmt::format("the bytes from {} on are not those that were saved, so they are not copied", offset + start),
+          job_.source.path());
+    }
+    return {};
+  }
+
+  const CopyJob& job_;
+  const std::uint64_t window_bytes_;
+  const WindowMemory memory_;
+  std::uint64_t offset_ = 0;  // of the part in the file
+  std::uint64_t size_bytes_ = 0;
+  std::uint64_t held_from_ = 0;           // within the part
+  std::span<const std::byte> held_ = {};  // empty: nothing
+};
+
+// One file on its way.
 class FileCopy {
  public:
   FileCopy(File& source, FileUpload& upload, const FileRecord& record, const CopyOptions& options)
-      : source_(source), upload_(upload), record_(record), options_(options), part_bytes_(upload.part_bytes()) {}
+      : job_{source, record, options}, upload_(upload), part_bytes_(upload.part_bytes()) {}
 
   [[nodiscard]] Status run() {
-    const std::uint64_t parts = (record_.size_bytes + part_bytes_ - 1) / part_bytes_;
-    const std::uint64_t buffers = std::max<std::uint64_t>(1, options_.buffer_bytes / part_bytes_);
-    const std::uint64_t threads = std::min({std::max<std::uint64_t>(1, options_.threads), buffers, parts});
+    const std::uint64_t parts = (job_.record.size_bytes + part_bytes_ - 1) / part_bytes_;
+    const std::uint64_t windows = std::max<std::uint64_t>(1, job_.options.buffer_bytes / kLeastWindow);
+    const std::uint64_t threads = std::min({std::max<std::uint64_t>(1, job_.options.threads), windows, parts});
+    const std::uint64_t share =
+        round_down(job_.options.buffer_bytes / std::max<std::uint64_t>(1, threads), kLeastWindow);
+    // A short part needs no more than its own bytes.
+    const std::uint64_t longest = std::min(part_bytes_, round_up(job_.record.size_bytes, kLeastWindow));
+    window_bytes_ = std::max(kLeastWindow, std::min(share, longest));
     std::vector<std::jthread> helpers;
     try {
       for (std::uint64_t i = 1; i < threads; ++i)
@@ -64,59 +147,28 @@ class FileCopy {
   // On several threads: takes the next part that nobody has taken, until there are none.
   void send_parts() noexcept {
     try {
-      // A short file needs no buffer of a whole part.
-      const PartMemory memory = part_memory(std::min(part_bytes_, round_up(record_.size_bytes, kBlockBytes)));
+      PartReader reader(job_, window_bytes_);
       while (!failed_) {
         const std::uint64_t part = next_part_++;
-        if (part * part_bytes_ >= record_.size_bytes) return;
-        if (Status sent = send_part(static_cast<std::uint32_t>(part), memory.get()); !sent) note(sent.error());
+        if (part * part_bytes_ >= job_.record.size_bytes) return;
+        if (Status sent = send_part(static_cast<std::uint32_t>(part), reader); !sent) note(sent.error());
       }
     } catch (const std::exception& trouble) {
       note({.kind = ErrorKind::kOutOfMemory,
             .message = fmt::format("a part could not be copied: {}", trouble.what()),
-            .path = source_.path()});
+            .path = job_.source.path()});
     }
   }
 
-  [[nodiscard]] Status send_part(std::uint32_t part, std::byte* memory) {
+  [[nodiscard]] Status send_part(std::uint32_t part, PartReader& reader) {
     const std::uint64_t offset = part * part_bytes_;
-    const std::uint64_t size_bytes = std::min(part_bytes_, record_.size_bytes - offset);
-    const std::span<std::byte> bytes(memory, size_bytes);
-    if (options_.stop.stop_requested()) return fail(stopped());
-    // A read that fails or looks damaged is tried again. Only what stays wrong is damage.
-    SW_TRY(retry_read([&] { return read(bytes, offset); }));
-    if (Status checked = check(bytes, offset); !checked) {
-      SW_TRY(retry_read([&] { return read(bytes, offset); }));
-      SW_TRY(check(bytes, offset));
-    }
-    if (options_.cap != nullptr && !options_.cap->wait(size_bytes, options_.stop)) return fail(stopped());
-    std::vector<std::span<const std::byte>> pieces;
-    for (std::uint64_t start = 0; start < size_bytes; start += kPieceBytes)
-      pieces.push_back(bytes.subspan(start, std::min(kPieceBytes, size_bytes - start)));
-    SW_TRY(upload_.send(part, pieces));
-    if (options_.on_sent) options_.on_sent(size_bytes);
-    return {};
-  }
-
-  [[nodiscard]] Status read(std::span<std::byte> bytes, std::uint64_t offset) {
-    // Direct reads have whole blocks; the file ends where it ends. The buffer has room for them.
-    const std::uint64_t asked = source_.direct() ? round_up(bytes.size(), kDirectAlignment) : bytes.size();
-    SW_ASSIGN(const std::uint64_t got, source_.read_at({bytes.data(), asked}, offset));
-    if (got >= bytes.size()) return {};
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("the file ends at byte {}, but its record says {}", offset + got, record_.size_bytes),
-                source_.path());
-  }
-
-  [[nodiscard]] Status check(std::span<const std::byte> bytes, std::uint64_t offset) const {
-    for (std::uint64_t start = 0; start < bytes.size(); start += kBlockBytes) {
-      const auto block = bytes.subspan(start, std::min<std::uint64_t>(kBlockBytes, bytes.size() - start));
-      if (digest64(block) == record_.block_digests[(offset + start) / kBlockBytes]) continue;
-      return fail(
-          ErrorKind::kCorrupt,
-          fmt::format("the bytes from {} on are not those that were saved, so they are not copied", offset + start),
-          source_.path());
-    }
+    const std::uint64_t size_bytes = std::min(part_bytes_, job_.record.size_bytes - offset);
+    if (job_.options.stop.stop_requested()) return fail(job_.stopped());
+    if (job_.options.cap != nullptr && !job_.options.cap->wait(size_bytes, job_.options.stop))
+      return fail(job_.stopped());
+    reader.begin(offset, size_bytes);
+    SW_TRY(upload_.send(part, reader));
+    if (job_.options.on_sent) job_.options.on_sent(size_bytes);
     return {};
   }
 
@@ -126,15 +178,10 @@ class FileCopy {
     if (!error_) error_ = std::move(error);
   }
 
-  [[nodiscard]] Error stopped() const {
-    return {.kind = ErrorKind::kClosed, .message = "the copy was stopped; it can be continued", .path = source_.path()};
-  }
-
-  File& source_;
+  const CopyJob job_;
   FileUpload& upload_;
-  const FileRecord& record_;
-  const CopyOptions& options_;
   const std::uint64_t part_bytes_;
+  std::uint64_t window_bytes_ = 0;  // set before the threads start
   std::atomic<std::uint64_t> next_part_{0};
   std::atomic<bool> failed_{false};
   std::mutex mutex_;

@@ -43,6 +43,7 @@ Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned num
                            .rank = source.rank,
                            .world = source.world,
                            .direct_io = source.direct_io,
+                           .buffer_bytes = source.buffer_bytes,
                            .leads_node = source.leads_node})) {}
 
 Promoter::~Promoter() { stop(); }

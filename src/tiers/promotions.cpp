@@ -16,8 +16,10 @@ constexpr std::chrono::seconds kSurveyPatience{2};
 }  // namespace
 
 Promotions::Promotions(const std::vector<Tier>& tiers, const PromotionSource& source) : source_(source) {
+  PromotionSource each = source;
+  each.buffer_bytes = source.buffer_bytes / std::max<std::size_t>(1, tiers.size());
   for (const Tier& tier : tiers)
-    promoters_.push_back(std::make_unique<Promoter>(tier, source_, static_cast<unsigned>(promoters_.size() + 1)));
+    promoters_.push_back(std::make_unique<Promoter>(tier, each, static_cast<unsigned>(promoters_.size() + 1)));
 }
 
 void Promotions::start() {

@@ -42,7 +42,10 @@ Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
   }
   if (is_object_location(root)) {
     SW_ASSIGN(auto fs, make_object_file_system(root, options.s3, Access::kWrite));
-    return Tier(std::move(options), std::move(root), std::move(fs));
+    SW_ASSIGN(auto reader, make_object_file_system(root, options.s3, Access::kRead));
+    Tier tier(std::move(options), std::move(root), std::move(fs));
+    tier.own_reader_ = std::move(reader);
+    return tier;
   }
   return Tier(std::move(options), std::move(root), local);
 }

@@ -28,7 +28,9 @@ class Tier {
   Tier(TierOptions options, std::string root, std::unique_ptr<FileSystem> fs);
 
   [[nodiscard]] const TierOptions& options() const { return options_; }
-  [[nodiscard]] FileSystem& fs() const { return *fs_; }
+  [[nodiscard]] FileSystem& fs() const { return *fs_; }  // for whoever writes: every name is looked up
+  // For a restore. Of an object store it remembers names and sizes from one list, until refresh().
+  [[nodiscard]] FileSystem& reader() const { return own_reader_ ? *own_reader_ : *fs_; }
   [[nodiscard]] const std::string& root() const { return root_; }
 
  private:
@@ -36,7 +38,8 @@ class Tier {
 
   TierOptions options_;
   std::string root_;
-  std::unique_ptr<FileSystem> own_;  // null: the local one
+  std::unique_ptr<FileSystem> own_;         // null: the local one
+  std::unique_ptr<FileSystem> own_reader_;  // null: the same as fs_
   FileSystem* fs_;
 };
 

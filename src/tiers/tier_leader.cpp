@@ -17,14 +17,18 @@
 namespace slackwater {
 namespace {
 
+constexpr unsigned kPartsAtOnce = 4;
 constexpr std::chrono::minutes kOthersPatience{10};  // without a new record, while newer versions wait
 
 }  // namespace
 
 CopyOptions TierWork::copy_options(const std::stop_token& stop) const {
-  return {.direct_io = direct_io, .cap = &cap, .stop = stop, .on_sent = [this](std::uint64_t size_bytes) {
-            backlog.note_sent(size_bytes);
-          }};
+  return {.threads = kPartsAtOnce,
+          .buffer_bytes = buffer_bytes,
+          .direct_io = direct_io,
+          .cap = &cap,
+          .stop = stop,
+          .on_sent = [this](std::uint64_t size_bytes) { backlog.note_sent(size_bytes); }};
 }
 
 // With a directory on each node, the rank of a number may be on another node now than when it saved. So the leader of a

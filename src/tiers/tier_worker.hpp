@@ -35,6 +35,7 @@ struct TierWork {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
+  std::uint64_t buffer_bytes = 0;  // for the copies of this tier
   // With a directory on each node: whether this rank leads the ranks of its node. Null: all share tier 0.
   const std::atomic<bool>* leads_node = nullptr;
 

@@ -7,9 +7,14 @@ ended by its own process id.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import http.client
+import io
+import ipaddress
+import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -19,11 +24,33 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 ACCESS_KEY = "AKIDEXAMPLE0000"
 SECRET_KEY = "SECRETEXAMPLE000"
 BUCKET = "bucket"
 SECONDS = 300.0
+PAUSE = 0.05
+COMMAND = str(Path(sys.executable).parent / "slackwater")
+
+
+def run(*words: str, env: dict[str, str], code: int = 0) -> Any:
+    """The JSON of a slackwater command, or its stderr if it is to fail."""
+    done = subprocess.run([COMMAND, *words, "--json"], env=env, capture_output=True, text=True)
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+@contextlib.contextmanager
+def environment(env: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @dataclass
@@ -57,6 +84,15 @@ class Store:
             region_name="us-east-1",
             config=Config(s3={"addressing_style": "path"}),
         )
+
+
+def uploads(store: Store) -> list[Any]:
+    """Those that were begun and neither finished nor aborted."""
+    client = store.client()
+    try:
+        return client.list_multipart_uploads(Bucket=BUCKET).get("Uploads") or []
+    except client.exceptions.NoSuchUpload:  # rclone's answer as long as none was ever begun
+        return []
 
 
 def free_port() -> int:
@@ -107,6 +143,17 @@ class Request:
     method: str
     target: str
     size_bytes: int
+    headers: dict[str, str]  # names in lower case
+
+    @property
+    def key(self) -> str:
+        """Without the bucket; empty for a list."""
+        return unquote(urlsplit(self.target).path).removeprefix(f"/{BUCKET}").removeprefix("/")
+
+    @property
+    def lists_all(self) -> bool:
+        """A list of everything below a prefix, as a restore takes it; others ask for one level."""
+        return self.method == "GET" and "list-type=2" in self.target and "delimiter=" not in self.target
 
     @property
     def is_part(self) -> bool:
@@ -122,6 +169,7 @@ class Fault:
     reset_after: int | None = None  # reads so many bytes of the body, then breaks the connection
     etag: str = ""  # passes the request on, and replaces the tag in the answer
     wait: threading.Event | None = None  # holds the request until this is set
+    trickle: int = 0  # passes the bodies on slowly: so many portions, with a pause after each
 
 
 @dataclass
@@ -132,6 +180,7 @@ class Proxy:
     fault: Callable[[Request], Fault | None] = lambda request: None
     seen: list[Request] = field(default_factory=list)
     endpoint: str = ""
+    certificate: Path | None = None  # speaks TLS with this one, which also holds the key
 
     def __enter__(self) -> Proxy:
         proxy = self
@@ -141,7 +190,8 @@ class Proxy:
 
             def handle_any(self) -> None:
                 size = int(self.headers.get("Content-Length") or 0)
-                request = Request(self.command, self.path, size)
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                request = Request(self.command, self.path, size, headers)
                 proxy.seen.append(request)
                 fault = proxy.fault(request) or Fault()
                 if fault.wait is not None:
@@ -151,7 +201,10 @@ class Proxy:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                body = self.rfile.read(size)
+                body = b"".join(self.portions(self.rfile.read, size, fault.trickle))
+                if len(body) < size:  # the client was killed; a store would wait for the rest
+                    self.close_connection = True
+                    return
                 if fault.status:
                     text = f"<Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
                     self.answer(fault.status, {"Content-Length": str(len(text))}, text)
@@ -171,15 +224,25 @@ class Proxy:
                     headers["Content-Length"] = str(len(content))
                 if fault.etag:
                     headers = {**{k: v for k, v in headers.items() if k.lower() != "etag"}, "ETag": fault.etag}
-                self.answer(answer.status, headers, content)
+                self.answer(answer.status, headers, content, fault.trickle)
 
-            def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            def portions(self, read: Callable[[int], bytes], size: int, trickle: int) -> Iterator[bytes]:
+                if not trickle:
+                    yield read(size)
+                    return
+                step = size // trickle + 1
+                for start in range(0, size, step):
+                    yield read(min(step, size - start))
+                    time.sleep(PAUSE)  # this is the fault: a slow network
+
+            def answer(self, status: int, headers: dict[str, str], content: bytes, trickle: int = 0) -> None:
                 self.send_response_only(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(content)
+                    for portion in self.portions(io.BytesIO(content).read, len(content), trickle):
+                        self.wfile.write(portion)
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_any
 
@@ -193,7 +256,12 @@ class Proxy:
                 pass
 
         self._server = Server(("127.0.0.1", 0), Handler)
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self.certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        scheme = "http" if self.certificate is None else "https"
+        self.endpoint = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
         self._thread.start()
         return self
@@ -215,3 +283,32 @@ def first(count: int, matches: Callable[[Request], bool], fault: Fault) -> Calla
         return fault
 
     return choose
+
+
+def self_signed(directory: Path) -> Path:
+    """A certificate of 127.0.0.1 with its key, in one file."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    file = directory / "certificate.pem"
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file.write_bytes(secret + certificate.public_bytes(serialization.Encoding.PEM))
+    return file

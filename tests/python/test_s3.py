@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import slackwater as sw
-from object_stores import BUCKET, Fault, Proxy, Store, first, moto, rclone
+from object_stores import BUCKET, COMMAND, Fault, Proxy, Store, environment, first, moto, rclone, run, uploads
 from support import need
 
-COMMAND = str(Path(sys.executable).parent / "slackwater")
 PART = 64 << 20
 
 
@@ -54,28 +50,6 @@ def write_run(path: Path, size: int, steps: tuple[int, ...]) -> Path:
             ckpt.save(step, {"w": values, "step": step})
             ckpt.wait()
     return path
-
-
-def run(*words: str, env: dict[str, str], code: int = 0) -> Any:
-    """The command's JSON, or its stderr if it is to fail."""
-    done = subprocess.run([COMMAND, *words, "--json"], env=env, capture_output=True, text=True)
-    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return json.loads(done.stdout) if code == 0 else done.stderr
-
-
-@contextlib.contextmanager
-def environment(env: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def uploads(store: Store) -> list[Any]:
-    return store.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads") or []
 
 
 @pytest.mark.parametrize("name", ["rclone_store", "moto_store"])

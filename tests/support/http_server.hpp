@@ -60,6 +60,10 @@ class HttpServer {
     connections_.clear();
   }
 
+  // Called for each request before the handler, on several threads at once: it may hold a request back until others
+  // have arrived. To be set before the first request.
+  void set_on_arrival(std::function<void(const WebRequest&)> call) { on_arrival_ = std::move(call); }
+
   [[nodiscard]] std::string endpoint() const { return "http://127.0.0.1:" + std::to_string(port_); }
   [[nodiscard]] int connections() const { return accepted_; }
 
@@ -102,6 +106,7 @@ class HttpServer {
         if (!more()) return;
       request.body = buffer.substr(end + 4, size);
       buffer.erase(0, end + 4 + size);
+      if (on_arrival_) on_arrival_(request);
       WebAnswer answer;
       {
         const std::lock_guard lock(handling_);
@@ -140,6 +145,7 @@ class HttpServer {
   }
 
   const Handler handler_;
+  std::function<void(const WebRequest&)> on_arrival_;
   std::mutex handling_;
   UniqueFd listener_;
   int port_ = 0;

@@ -28,9 +28,11 @@ Result<std::shared_ptr<const Curl>> Curl::load(std::span<const std::string> libr
 
   void* library = nullptr;
   std::string why;
+  std::string loaded;
   for (const std::string& name : libraries) {
     ::dlerror();
     library = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it may have started threads
+    loaded = name;
     if (library != nullptr) break;
     const char* const reason = ::dlerror();
     if (why.empty()) why = reason != nullptr ? reason : name;
@@ -53,7 +55,10 @@ Result<std::shared_ptr<const Curl>> Curl::load(std::span<const std::string> libr
                         find_function(library, "curl_slist_append", curl->slist_append) &&
                         find_function(library, "curl_slist_free_all", curl->slist_free_all) &&
                         find_function(library, "curl_version", curl->version);
-  if (!complete) return fail(ErrorKind::kUnsupported, "the libcurl found is not one: it lacks functions");
+  if (!complete) {
+    return fail(ErrorKind::kUnsupported,
+                fmt::format("'{}' is not a usable libcurl: it lacks required functions", loaded));
+  }
   constexpr long kDefault = 3;  // TLS included
   if (curl->global_init(kDefault) != 0) return fail(ErrorKind::kUnsupported, "libcurl cannot set itself up");
   return curl;

@@ -11,40 +11,38 @@
 namespace slackwater::s3 {
 namespace {
 
-constexpr std::size_t kBlock = 64;  // of SHA-256 and MD5 alike
+constexpr std::size_t kBlock = BlockBuffer::kBlock;
 
-// Feeds whole blocks to `compress`, then the padding that both hashes share but for the order of the length's bytes.
+// Feeds whole blocks to `compress`. What is left over waits in the buffer.
 template <class Compress>
-void for_each_block(Pieces pieces, std::endian length_order, const Compress& compress) {
-  std::array<std::byte, kBlock> block{};
-  std::size_t filled = 0;
-  std::uint64_t total = 0;
-  for (std::span<const std::byte> piece : pieces) {
-    total += piece.size();
-    if (filled > 0) {
-      const std::size_t taken = std::min(kBlock - filled, piece.size());
-      std::ranges::copy(piece.first(taken), block.begin() + static_cast<std::ptrdiff_t>(filled));
-      filled += taken;
-      piece = piece.subspan(taken);
-      if (filled == kBlock) {
-        compress(block.data());
-        filled = 0;
-      }
-    }
-    for (; piece.size() >= kBlock; piece = piece.subspan(kBlock)) compress(piece.data());
-    if (!piece.empty()) {
-      std::ranges::copy(piece, block.begin());
-      filled = piece.size();
-    }
+void feed(BlockBuffer& buffer, std::span<const std::byte> bytes, const Compress& compress) {
+  buffer.total_bytes += bytes.size();
+  if (buffer.filled > 0) {
+    const std::size_t taken = std::min(kBlock - buffer.filled, bytes.size());
+    std::ranges::copy(bytes.first(taken), buffer.block.begin() + static_cast<std::ptrdiff_t>(buffer.filled));
+    buffer.filled += taken;
+    bytes = bytes.subspan(taken);
+    if (buffer.filled < kBlock) return;
+    compress(buffer.block.data());
+    buffer.filled = 0;
   }
-  block[filled++] = std::byte{0x80};
-  if (filled > kBlock - 8) {
-    std::fill(block.begin() + static_cast<std::ptrdiff_t>(filled), block.end(), std::byte{0});
+  for (; bytes.size() >= kBlock; bytes = bytes.subspan(kBlock)) compress(bytes.data());
+  std::ranges::copy(bytes, buffer.block.begin());
+  buffer.filled = bytes.size();
+}
+
+// The padding, which both hashes share but for the order of the length's bytes.
+template <class Compress>
+void pad(BlockBuffer& buffer, std::endian length_order, const Compress& compress) {
+  auto& block = buffer.block;
+  block[buffer.filled++] = std::byte{0x80};
+  if (buffer.filled > kBlock - 8) {
+    std::fill(block.begin() + static_cast<std::ptrdiff_t>(buffer.filled), block.end(), std::byte{0});
     compress(block.data());
-    filled = 0;
+    buffer.filled = 0;
   }
-  std::fill(block.begin() + static_cast<std::ptrdiff_t>(filled), block.end(), std::byte{0});
-  const std::uint64_t bits = total * 8;
+  std::fill(block.begin() + static_cast<std::ptrdiff_t>(buffer.filled), block.end(), std::byte{0});
+  const std::uint64_t bits = buffer.total_bytes * 8;
   for (unsigned i = 0; i < 8; ++i) {
     const unsigned shift = length_order == std::endian::big ? 56 - 8 * i : 8 * i;
     block[kBlock - 8 + i] = static_cast<std::byte>(bits >> shift);
@@ -183,10 +181,28 @@ std::array<std::byte, kSize> to_bytes(const State& state, std::endian order) {
 
 }  // namespace
 
+void Sha256Stream::add(std::span<const std::byte> bytes) {
+  feed(buffer_, bytes, [this](const std::byte* block) { sha_compress(state_, block); });
+}
+
+Sha256 Sha256Stream::finish() {
+  pad(buffer_, std::endian::big, [this](const std::byte* block) { sha_compress(state_, block); });
+  return to_bytes<32>(state_, std::endian::big);
+}
+
+void Md5Stream::add(std::span<const std::byte> bytes) {
+  feed(buffer_, bytes, [this](const std::byte* block) { md5_compress(state_, block); });
+}
+
+Md5 Md5Stream::finish() {
+  pad(buffer_, std::endian::little, [this](const std::byte* block) { md5_compress(state_, block); });
+  return to_bytes<16>(state_, std::endian::little);
+}
+
 Sha256 sha256(Pieces pieces) {
-  ShaState state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  for_each_block(pieces, std::endian::big, [&](const std::byte* block) { sha_compress(state, block); });
-  return to_bytes<32>(state, std::endian::big);
+  Sha256Stream stream;
+  for (const auto piece : pieces) stream.add(piece);
+  return stream.finish();
 }
 
 Sha256 sha256(std::string_view text) {
@@ -214,9 +230,9 @@ Sha256 hmac_sha256(std::span<const std::byte> key, std::string_view text) {
 }
 
 Md5 md5(Pieces pieces) {
-  Md5State state{0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476};
-  for_each_block(pieces, std::endian::little, [&](const std::byte* block) { md5_compress(state, block); });
-  return to_bytes<16>(state, std::endian::little);
+  Md5Stream stream;
+  for (const auto piece : pieces) stream.add(piece);
+  return stream.finish();
 }
 
 std::uint32_t crc32c_next_portable(std::uint32_t crc, std::span<const std::byte> bytes) {

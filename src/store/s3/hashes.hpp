@@ -16,6 +16,35 @@ using Sha256 = std::array<std::byte, 32>;
 using Md5 = std::array<std::byte, 16>;
 using Pieces = std::span<const std::span<const std::byte>>;  // bytes that lie in several places
 
+// Bytes that arrive in any portions, as the whole blocks that SHA-256 and MD5 take.
+struct BlockBuffer {
+  static constexpr std::size_t kBlock = 64;
+  std::array<std::byte, kBlock> block = {};
+  std::size_t filled = 0;
+  std::uint64_t total_bytes = 0;
+};
+
+class Sha256Stream {
+ public:
+  void add(std::span<const std::byte> bytes);
+  [[nodiscard]] Sha256 finish();  // once
+
+ private:
+  std::array<std::uint32_t, 8> state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  BlockBuffer buffer_;
+};
+
+class Md5Stream {
+ public:
+  void add(std::span<const std::byte> bytes);
+  [[nodiscard]] Md5 finish();  // once
+
+ private:
+  std::array<std::uint32_t, 4> state_{0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476};
+  BlockBuffer buffer_;
+};
+
 [[nodiscard]] Sha256 sha256(Pieces pieces);
 [[nodiscard]] Sha256 sha256(std::string_view text);
 [[nodiscard]] Sha256 hmac_sha256(std::span<const std::byte> key, std::string_view text);

@@ -6,6 +6,7 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
 #include <exception>
 #include <utility>
@@ -52,12 +53,6 @@ std::string lower(std::string_view text) {
   return result;
 }
 
-std::uint64_t size_of(Pieces pieces) {
-  std::uint64_t size = 0;
-  for (const auto piece : pieces) size += piece.size();
-  return size;
-}
-
 }  // namespace
 
 std::string HttpAnswer::header(std::string_view name) const {
@@ -71,28 +66,33 @@ struct HttpClient::Exchange {
   const HttpClient& client;
   std::uint64_t max_body_bytes = 0;
   HttpAnswer answer = {};
-  std::size_t piece = 0;   // of the body that is sent
-  std::size_t offset = 0;  // in that piece
-  bool satisfied = false;  // the sink wants no more
+  std::uint64_t sent = 0;                  // of the body
+  std::optional<Error> source_error = {};  // of the body
+  bool satisfied = false;                  // the sink wants no more
   bool too_long = false;
   bool broken = false;  // a callback ran out of memory
 
   static std::size_t send(char* into, std::size_t size, std::size_t count, void* self) noexcept {
     auto& exchange = *static_cast<Exchange*>(self);
-    std::size_t room = size * count;
-    std::size_t sent = 0;
-    while (room > 0 && exchange.piece < exchange.request.body.size()) {
-      const auto rest = exchange.request.body[exchange.piece].subspan(exchange.offset);
-      const std::size_t taken = std::min(room, rest.size());
-      std::ranges::copy(rest.first(taken), reinterpret_cast<std::byte*>(into) + sent);
-      sent += taken;
-      room -= taken;
-      exchange.offset += taken;
-      if (taken < rest.size()) break;
-      ++exchange.piece;
-      exchange.offset = 0;
+    ByteSource* const body = exchange.request.body;
+    if (body == nullptr || exchange.sent >= body->size_bytes()) return 0;
+    const std::uint64_t left = body->size_bytes() - exchange.sent;
+    try {
+      auto bytes = body->at(exchange.sent);
+      if (bytes && !bytes->empty()) {
+        const auto taken = bytes->first(std::min({size * count, bytes->size(), static_cast<std::size_t>(left)}));
+        std::memcpy(into, taken.data(), taken.size());
+        exchange.sent += taken.size();
+        return taken.size();
+      }
+      exchange.source_error = bytes ? Error{.kind = ErrorKind::kInternal,
+                                            .message = "the bytes of a request end too soon",
+                                            .path = exchange.request.url}
+                                    : std::move(bytes).error();
+    } catch (const std::exception&) {
+      exchange.broken = true;
     }
-    return sent;
+    return kCurlAbort;
   }
 
   // A kept connection may turn out to be dead after some bytes were sent. libcurl then begins again on a new one.
@@ -100,11 +100,7 @@ struct HttpClient::Exchange {
     auto& exchange = *static_cast<Exchange*>(self);
     constexpr int kFail = 1;
     if (origin != SEEK_SET || offset < 0) return kFail;
-    auto left = static_cast<std::uint64_t>(offset);
-    exchange.piece = 0;
-    while (exchange.piece < exchange.request.body.size() && left >= exchange.request.body[exchange.piece].size())
-      left -= exchange.request.body[exchange.piece++].size();
-    exchange.offset = left;
+    exchange.sent = static_cast<std::uint64_t>(offset);
     return 0;
   }
 
@@ -230,7 +226,7 @@ Result<HttpAnswer> HttpClient::call(const HttpRequest& request, std::uint64_t bo
   set(CurlOption::kConnectTimeoutMs, static_cast<long>(connect.value_or(limits_.connect).count()));
   set(CurlOption::kLowSpeedLimit, static_cast<long>(limits_.stall_bytes));
   set(CurlOption::kLowSpeedTime, static_cast<long>(limits_.stall.count()));
-  const std::uint64_t size_bytes = size_of(request.body);
+  const std::uint64_t size_bytes = request.body != nullptr ? request.body->size_bytes() : 0;
   set(CurlOption::kTimeoutMs, static_cast<long>(1000 * (static_cast<std::uint64_t>(limits_.call.count()) +
                                                         (size_bytes + body_bytes) / limits_.call_bytes)));
   set(CurlOption::kWriteFunction, &Exchange::receive);
@@ -258,7 +254,9 @@ Result<HttpAnswer> HttpClient::call(const HttpRequest& request, std::uint64_t bo
   give_back(handle);
   curl_->slist_free_all(headers);
 
-  if (exchange.broken) return fail(ErrorKind::kOutOfMemory, "there is no memory for the object store's answer");
+  if (exchange.source_error) return fail(std::move(*exchange.source_error));
+  if (exchange.broken)
+    return fail(ErrorKind::kOutOfMemory, "there is no memory for what goes to the object store and comes back");
   if (exchange.too_long)
     return fail(ErrorKind::kCorrupt, "the object store's answer is longer than any that we expect");
   if (code == CurlCode::kOk || (code == CurlCode::kWriteError && exchange.satisfied)) {

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "base/fork_guard.hpp"
+#include "os/byte_source.hpp"
 #include "slackwater/error.hpp"
 #include "store/s3/curl.hpp"
-#include "store/s3/hashes.hpp"
 #include "store/s3/signature.hpp"
 
 namespace slackwater::s3 {
@@ -37,7 +37,7 @@ struct HttpRequest {
   std::string method;
   std::string url;
   Headers headers;
-  Pieces body;  // sent from where it lies
+  ByteSource* body = nullptr;  // sent from where it lies; null: none
   // Takes the body of an answer with a status of 2xx; the answer has status and headers by then. False: it wants no
   // more, and the call ends well. Without it, the body is kept in the answer.
   std::function<bool(const HttpAnswer&, std::span<const std::byte>)> sink;
@@ -60,7 +60,8 @@ class HttpClient {
   HttpClient& operator=(const HttpClient&) = delete;
 
   // Any answer is a success here, whatever its status. kIo and kTimeout: there was none, or not all of it; retryable.
-  // kClosed: stop() was called. `body_bytes`: how much of a body is expected, which decides how long the call may take.
+  // kClosed: stop() was called. Only an error of the body's source has a path. `body_bytes`: how much of a body is
+  // expected, which decides how long the call may take.
   [[nodiscard]] Result<HttpAnswer> call(const HttpRequest& request, std::uint64_t body_bytes,
                                         std::optional<std::chrono::milliseconds> connect = {});
 

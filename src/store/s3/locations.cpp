@@ -14,8 +14,8 @@ Result<std::unique_ptr<FileSystem>> make_object_file_system(const std::string& l
                                                             Access access) {
   SW_ASSIGN(s3::ObjectLocation parsed, s3::parse_object_location(location));
   SW_ASSIGN(auto client, s3::ObjectClient::make(parsed.bucket, {.store = options}));
-  return std::make_unique<s3::ObjectFileSystem>(std::move(client), std::move(parsed.key),
-                                                access == Access::kRead ? s3::Names::kRemembered : s3::Names::kFresh);
+  return std::make_unique<s3::ObjectFileSystem>(
+      std::move(client), parsed.key, access == Access::kRead ? s3::ListingCache::kOn : s3::ListingCache::kOff);
 }
 
 Result<std::unique_ptr<FileSystem>> make_file_system_at(const std::string& location, Access access,

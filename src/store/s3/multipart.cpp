@@ -1,12 +1,13 @@
 #include "store/s3/multipart.hpp"
 
-#include <algorithm>
+#include <array>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "base/result.hpp"
 #include "base/units.hpp"
+#include "store/s3/hashes.hpp"
 
 namespace slackwater::s3 {
 namespace {
@@ -24,16 +25,7 @@ std::uint64_t part_size(std::uint64_t file_bytes, std::uint64_t least_bytes) {
   return std::max(least_bytes, round_up(file_bytes / kMaxParts + (file_bytes % kMaxParts != 0 ? 1 : 0), kSlabMultiple));
 }
 
-PartChecksums checksums_of(Pieces pieces, bool with_md5) {
-  PartChecksums checksums{.crc = crc32c(pieces), .md5_hex = {}, .md5_base64 = {}};
-  if (!with_md5) return checksums;
-  const Md5 digest = md5(pieces);
-  checksums.md5_hex = to_hex(digest);
-  checksums.md5_base64 = to_base64(digest);
-  return checksums;
-}
-
-bool same_content(const UploadedPart& part, const PartChecksums& checksums) {
+bool same_content(const UploadedPart& part, const Checksums& checksums) {
   if (!part.checksum.empty()) return part.checksum == crc_base64(checksums.crc);
   return !checksums.md5_hex.empty() && without_quotes(part.tag) == checksums.md5_hex;
 }
@@ -54,28 +46,23 @@ Result<std::string> create_upload(ObjectClient& client, const std::string& key) 
   return id;
 }
 
-Result<UploadedPart> upload_part(ObjectClient& client, const UploadInfo& upload, std::uint32_t number, Pieces pieces,
-                                 const PartChecksums& checksums) {
-  UploadedPart part{.number = number, .size_bytes = 0, .tag = {}, .checksum = {}};
-  for (const auto piece : pieces) part.size_bytes += piece.size();
+Result<UploadedPart> upload_part(ObjectClient& client, const UploadInfo& upload, std::uint32_t number,
+                                 ByteSource& source, const Checksums& checksums) {
+  UploadedPart part{.number = number, .size_bytes = source.size_bytes(), .tag = {}, .checksum = {}};
   ObjectCall call{.doing = fmt::format("cannot send part {}", number),
                   .method = "PUT",
                   .key = upload.key,
                   .query = {{"partNumber", fmt::format("{}", number)}, {"uploadId", upload.id}},
-                  .body = pieces};
-  call.headers.emplace_back("x-amz-checksum-crc32c", crc_base64(checksums.crc));
-  if (!checksums.md5_hex.empty()) call.headers.emplace_back("content-md5", checksums.md5_base64);
+                  .headers = checksum_headers(checksums),
+                  .body = &source};
   call.check = [&](const HttpAnswer& answer) -> Status {
     part.tag = answer.header("etag");
     part.checksum = answer.header("x-amz-checksum-crc32c");
     if (!part.tag.empty()) {
-      const bool echoed = !part.checksum.empty();
-      client.learn_crc32c(echoed);
-      // A server that confirmed CRC32C before may be a gateway with another one behind it now.
-      return check_echo(answer, checksums.crc,
-                        echoed || !checksums.md5_hex.empty() ? checksums.md5_hex : to_hex(md5(pieces)));
+      client.capabilities().crc32c = part.checksum.empty() ? Capability::kNo : Capability::kYes;
+      return check_echo(answer, checksums, source);
     }
-    return fail(Error{.kind = ErrorKind::kIo, .message = "the object store gave a part no tag", .retryable = true});
+    return fail(Error{.kind = ErrorKind::kIo, .message = "the server returned no ETag for a part", .retryable = true});
   };
   SW_TRY(client.send(std::move(call)));
   return part;
@@ -90,12 +77,13 @@ Status complete_upload(ObjectClient& client, const UploadInfo& upload, const std
   }
   body += "</CompleteMultipartUpload>";
   const std::array pieces{std::as_bytes(std::span(std::as_const(body)))};
+  MemorySource source(pieces);
   ObjectCall call{.doing = "cannot finish the upload",
                   .method = "POST",
                   .key = upload.key,
                   .query = {{"uploadId", upload.id}},
                   .headers = {{"content-type", "application/xml"}},
-                  .body = pieces,
+                  .body = &source,
                   .sign_body = true};
   SW_TRY(client.send_for_xml(std::move(call), "CompleteMultipartUploadResult"));
   return {};

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "slackwater/error.hpp"
+#include "store/s3/checksums.hpp"
 #include "store/s3/object_client.hpp"
 
 namespace slackwater::s3 {
@@ -24,15 +25,8 @@ struct UploadedPart {
   std::string checksum;  // CRC32C in base64; empty if the server keeps none
 };
 
-struct PartChecksums {
-  std::uint32_t crc = 0;
-  std::string md5_hex;  // empty: not computed
-  std::string md5_base64;
-};
-// MD5 takes five times as long. It is needed unless the server echoes CRC32C.
-[[nodiscard]] PartChecksums checksums_of(Pieces pieces, bool with_md5);
 // Whether the part on the server has these bytes.
-[[nodiscard]] bool same_content(const UploadedPart& part, const PartChecksums& checksums);
+[[nodiscard]] bool same_content(const UploadedPart& part, const Checksums& checksums);
 
 struct UploadInfo {
   std::string key;
@@ -42,7 +36,7 @@ struct UploadInfo {
 [[nodiscard]] Result<std::string> create_upload(ObjectClient& client, const std::string& key);
 // Also learns whether the server echoes CRC32C. kNotFound: the server does not know the upload any more.
 [[nodiscard]] Result<UploadedPart> upload_part(ObjectClient& client, const UploadInfo& upload, std::uint32_t number,
-                                               Pieces pieces, const PartChecksums& checksums);
+                                               ByteSource& source, const Checksums& checksums);
 [[nodiscard]] Status complete_upload(ObjectClient& client, const UploadInfo& upload,
                                      const std::vector<UploadedPart>& parts);
 [[nodiscard]] Status abort_upload(ObjectClient& client, const UploadInfo& upload);  // one that is gone is fine

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "store/s3/checksums.hpp"
+#include "store/s3/hashes.hpp"
 
 namespace slackwater::s3 {
 namespace {
@@ -54,6 +56,17 @@ std::optional<std::int64_t> parse_http_date(const std::string& text) {
   return ::timegm(&parts);
 }
 
+Result<std::string> hash_payload(ByteSource* body) {
+  Sha256Stream stream;
+  for (std::uint64_t done = 0; body != nullptr && done < body->size_bytes();) {
+    SW_ASSIGN(const std::span<const std::byte> bytes, body->at(done));
+    if (bytes.empty()) return fail(ErrorKind::kInternal, "the bytes to be sent end too soon");
+    stream.add(bytes);
+    done += bytes.size();
+  }
+  return to_hex(stream.finish());
+}
+
 }  // namespace
 
 std::string printable(std::string_view text) {
@@ -76,7 +89,7 @@ ObjectClient::ObjectClient(StoreAddress address, ClientOptions options, Credenti
                            std::shared_ptr<const Curl> curl)
     : address_(std::move(address)),
       options_(std::move(options)),
-      credentials_(std::move(credentials)),
+      credentials_(options_.store, options_.environment, std::move(credentials)),
       http_(std::move(curl), address_.ca_file, options_.http) {}
 
 std::string ObjectClient::path_of(std::string_view key) const {
@@ -104,20 +117,11 @@ std::chrono::milliseconds ObjectClient::pause_before(unsigned attempt) {
   return std::chrono::milliseconds(std::uniform_int_distribution<std::int64_t>(full.count() / 2, full.count())(random));
 }
 
-bool ObjectClient::renew_credentials() {
-  auto found = find_credentials(options_.store, options_.environment);
-  if (!found) return false;
-  const auto current = credentials_.lock();
-  const bool changed = *found != *current;
-  *current = std::move(*found);
-  return changed;
-}
-
-Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::string& payload_hash) {
+Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::string& payload_hash,
+                                          const Credentials& credentials) {
   const std::int64_t now =
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   HttpRequest request{.method = call.method, .url = address_.url(call.key, call.query), .body = call.body};
-  const Credentials credentials = *credentials_.lock();
   request.headers = sign({.method = call.method,
                           .host = address_.host(),
                           .path = address_.path(call.key),
@@ -132,8 +136,8 @@ Result<HttpAnswer> ObjectClient::try_once(const ObjectCall& call, const std::str
   return http_.call(request, call.expected_bytes, down_ ? std::optional(options_.retry.connect_if_down) : std::nullopt);
 }
 
-// What an answer that is no success means. `again`: another try may succeed.
-Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, bool& again) {
+// What an answer means that is not a success. `again`: another try may succeed.
+Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, const Credentials& used, bool& again) {
   const StoreError said = parse_store_error(answer.body);
   const bool hidden = answer.status / 100 == 2;  // <Error> in an answer that said 200
   Error error{.kind = hidden ? ErrorKind::kIo : kind_of_status(answer.status), .message = {}, .path = {}};
@@ -148,9 +152,10 @@ Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, b
                               "OperationAborted", "ConditionalRequestConflict"});
   if (is_any(said.code, {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "InvalidToken",
                          "InvalidAccessKeyId", "RequestExpired"})) {
-    // Somebody may have written new ones into the file.
+    // Somebody may have written new ones into the file. Another request may have fetched them already: what counts is
+    // what this one was signed with.
     error.kind = ErrorKind::kPermission;
-    again = renew_credentials();
+    again = credentials_.renew(used);
     if (!again) error.message += "; the credentials have expired or are unknown: renew them";
   }
   if (said.code == "RequestTimeTooSkewed") {
@@ -165,7 +170,7 @@ Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, b
       (answer.status == 301 || answer.status == 400 || answer.status == 307)) {
     error.kind = ErrorKind::kInvalidArgument;
     error.message +=
-        fmt::format("; the bucket is in region '{}', we asked in '{}': set AWS_REGION or the option region",
+        fmt::format("; the bucket is in region '{}', but the request went to '{}': set AWS_REGION or the option region",
                     printable(region), address_.region);
   }
   error.retryable = again;
@@ -173,12 +178,15 @@ Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, b
 }
 
 Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
-  const std::string payload_hash =
-      call.body.empty() || call.sign_body ? to_hex(sha256(call.body)) : std::string(kUnsignedPayload);
+  std::string payload_hash(kUnsignedPayload);
+  if (call.body == nullptr || call.sign_body) {
+    SW_ASSIGN(payload_hash, hash_payload(call.body));
+  }
   for (unsigned attempt = 0;; ++attempt) {
     if (call.before_try) call.before_try(call);
     const bool was_down = down_;
-    auto answer = try_once(call, payload_hash);
+    const Credentials credentials = credentials_.current();
+    auto answer = try_once(call, payload_hash, credentials);
     bool again = false;
     Error error;
     if (answer) {
@@ -193,10 +201,11 @@ Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
         if (error.path.empty()) error.path = path_of(call.key);
         again = error.retryable;
       } else {
-        error = error_of(call, *answer, again);
+        error = error_of(call, *answer, credentials, again);
       }
     } else {
       error = std::move(answer).error();
+      if (!error.path.empty()) return fail(std::move(error));  // of what was to be sent: the store is not to blame
       again = error.retryable;
       error.message = fmt::format("{}: {}", call.doing, error.message);
       error.path = path_of(call.key);
@@ -247,40 +256,14 @@ Status ObjectClient::remove(const std::string& key) {
   return {};
 }
 
-Status check_echo(const HttpAnswer& answer, std::uint32_t crc, const std::string& md5_hex) {
-  const auto differs = [](std::string_view what) {
-    return fail(Error{.kind = ErrorKind::kIo,
-                      .message = fmt::format("the object store received other bytes than were sent ({} differs)", what),
-                      .retryable = true});
-  };
-  const std::string echoed = answer.header("x-amz-checksum-crc32c");
-  if (!echoed.empty()) return echoed == crc_base64(crc) ? Status() : differs("CRC32C");
-  std::string tag = answer.header("etag");
-  std::erase(tag, '"');
-  // With keys of their own (KMS, or the customer's), servers make other tags.
-  const bool is_md5 = tag.size() == 32 && tag.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos &&
-                      !answer.header("x-amz-server-side-encryption").starts_with("aws:kms") &&
-                      answer.header("x-amz-server-side-encryption-customer-algorithm").empty();
-  if (md5_hex.empty() || !is_md5) return {};
-  std::ranges::transform(tag, tag.begin(), [](char c) { return c >= 'A' && c <= 'F' ? static_cast<char>(c + 32) : c; });
-  return tag == md5_hex ? Status() : differs("MD5");
-}
-
-Status ObjectClient::put(const std::string& key, Pieces pieces, bool if_none) {
-  std::uint64_t size = 0;
-  for (const auto piece : pieces) size += piece.size();
-  const std::uint32_t crc = crc32c(pieces);
-  ObjectCall call{.doing = "cannot write the object", .method = "PUT", .key = key, .body = pieces};
-  call.sign_body = size <= kSignedBodyBytes;
-  call.headers.emplace_back("x-amz-checksum-crc32c", crc_base64(crc));
-  std::string md5_hex;
-  if (confirms_crc32c() != Known::kYes || size <= kSignedBodyBytes) {
-    const Md5 digest = md5(pieces);
-    md5_hex = to_hex(digest);
-    call.headers.emplace_back("content-md5", to_base64(digest));
-  }
+Status ObjectClient::put(const std::string& key, ByteSource& source, bool if_none) {
+  const bool sign_body = source.size_bytes() <= kSignedBodyBytes;
+  SW_ASSIGN(const Checksums checksums, checksums_of(source, capabilities_.crc32c != Capability::kYes || sign_body));
+  ObjectCall call{.doing = "cannot write the object", .method = "PUT", .key = key, .body = &source};
+  call.sign_body = sign_body;
+  call.headers = checksum_headers(checksums);
   if (if_none) call.headers.emplace_back("if-none-match", "*");
-  call.check = [&](const HttpAnswer& answer) { return check_echo(answer, crc, md5_hex); };
+  call.check = [&](const HttpAnswer& answer) { return check_echo(answer, checksums, source); };
   SW_TRY(send(std::move(call)));
   return {};
 }

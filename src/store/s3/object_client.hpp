@@ -17,9 +17,9 @@
 #include <string_view>
 #include <vector>
 
-#include "base/guarded.hpp"
 #include "slackwater/error.hpp"
 #include "slackwater/options.hpp"
+#include "store/s3/credential_cache.hpp"
 #include "store/s3/http_client.hpp"
 #include "store/s3/settings.hpp"
 #include "store/s3/xml.hpp"
@@ -47,7 +47,7 @@ struct ObjectCall {
   std::string key;
   Query query = {};
   Headers headers = {};
-  Pieces body = {};
+  ByteSource* body = nullptr;
   bool sign_body = false;            // hash it for the signature; otherwise only its headers are signed
   std::uint64_t expected_bytes = 0;  // of the answer
   std::function<bool(const HttpAnswer&, std::span<const std::byte>)> sink = {};
@@ -66,8 +66,13 @@ struct ObjectPage {
   std::string next;                   // continuation; empty: this was the last page
 };
 
-// How this server behaves, as far as we have found out. Thread-safe.
-enum class Known : std::uint8_t { kUnknown, kYes, kNo };
+// Whether this server can do something, as far as we have found out.
+enum class Capability : std::uint8_t { kUnknown, kYes, kNo };
+
+struct Capabilities {
+  std::atomic<Capability> crc32c = Capability::kUnknown;   // confirms a CRC32C
+  std::atomic<Capability> if_none = Capability::kUnknown;  // honours If-None-Match
+};
 
 class ObjectClient {
  public:
@@ -79,7 +84,8 @@ class ObjectClient {
   [[nodiscard]] std::string path_of(std::string_view key) const;  // "s3://bucket/key", for errors
 
   // Errors: kNotFound (404), kAlreadyExists (412), kPermission (401, 403), kUnsupported (405, 501), kBusy (409, in the
-  // end), kInvalidArgument (a wrong region, a bad request); kIo and kTimeout, retryable, if all tries failed.
+  // end), kInvalidArgument (a wrong region, a bad request); kIo and kTimeout, retryable, if all tries failed. An error
+  // of the body's source is returned as it is, with its path.
   [[nodiscard]] Result<HttpAnswer> send(ObjectCall call);
   // The same, for answers in XML whose root has this name.
   [[nodiscard]] Result<XmlElement> send_for_xml(ObjectCall call, std::string_view root);
@@ -89,7 +95,7 @@ class ObjectClient {
   [[nodiscard]] Status read(const std::string& key, std::span<std::byte> into, std::uint64_t offset,
                             std::uint64_t size_bytes);
   [[nodiscard]] Result<std::string> read_whole(const std::string& key, std::uint64_t max_bytes);
-  [[nodiscard]] Status put(const std::string& key, Pieces pieces, bool if_none);
+  [[nodiscard]] Status put(const std::string& key, ByteSource& source, bool if_none);
   // Exactly one writer gets the name; kAlreadyExists for the others. If the object there has our bytes, it is ours.
   [[nodiscard]] Status create(const std::string& key, std::string_view bytes);
   [[nodiscard]] Status remove(const std::string& key);
@@ -102,16 +108,14 @@ class ObjectClient {
   // Sleeps unless stop() is called. False: it was.
   [[nodiscard]] bool pause(std::chrono::milliseconds duration);
 
-  [[nodiscard]] Known confirms_crc32c() const { return crc32c_; }
-  void learn_crc32c(bool confirmed) { crc32c_ = confirmed ? Known::kYes : Known::kNo; }
-  [[nodiscard]] Known honours_if_none() const { return if_none_; }
+  [[nodiscard]] Capabilities& capabilities() { return capabilities_; }
   [[nodiscard]] std::uint64_t calls() const { return calls_; }  // requests sent so far
 
  private:
   ObjectClient(StoreAddress address, ClientOptions options, Credentials credentials, std::shared_ptr<const Curl> curl);
-  [[nodiscard]] Result<HttpAnswer> try_once(const ObjectCall& call, const std::string& payload_hash);
-  [[nodiscard]] Error error_of(const ObjectCall& call, const HttpAnswer& answer, bool& again);
-  [[nodiscard]] bool renew_credentials();
+  [[nodiscard]] Result<HttpAnswer> try_once(const ObjectCall& call, const std::string& payload_hash,
+                                            const Credentials& credentials);
+  [[nodiscard]] Error error_of(const ObjectCall& call, const HttpAnswer& answer, const Credentials& used, bool& again);
   [[nodiscard]] std::chrono::milliseconds pause_before(unsigned attempt);
   [[nodiscard]] Result<bool> holds(const std::string& key, std::string_view bytes);
 
@@ -119,19 +123,15 @@ class ObjectClient {
   const StoreAddress address_;
   const ClientOptions options_;
 
-  Guarded<Credentials> credentials_;
+  CredentialCache credentials_;
+  Capabilities capabilities_;
   std::atomic<std::int64_t> clock_offset_seconds_ = 0;  // the server's clock less ours, if they differ too much
   std::atomic<bool> down_ = false;                      // the last call could not reach the store: try once only
-  std::atomic<Known> crc32c_ = Known::kUnknown;
-  std::atomic<Known> if_none_ = Known::kUnknown;
   std::atomic<std::uint64_t> calls_ = 0;
   std::mutex pause_mutex_;
   std::condition_variable pause_over_;
   HttpClient http_;
 };
-
-// Compares what the server says it received with what was sent. Retryable. `md5_hex` may be empty: not computed.
-[[nodiscard]] Status check_echo(const HttpAnswer& answer, std::uint32_t crc, const std::string& md5_hex);
 
 // Pure; for answers of list requests.
 [[nodiscard]] Result<ObjectPage> parse_object_page(const XmlElement& root);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kMaxSmallBytes = 1u << 30;  // the largest index that a reader takes
 
 std::unexpected<Error> read_only(const std::string& path) {
-  return fail(ErrorKind::kUnsupported, "an object that is read cannot be written", path);
+  return fail(ErrorKind::kUnsupported, "this object was opened for reading", path);
 }
 
 }  // namespace
@@ -27,7 +27,7 @@ Result<std::uint64_t> ObjectFile::read_at(std::span<std::byte> into, std::uint64
   const std::uint64_t wanted = std::min<std::uint64_t>(into.size(), size_bytes_ - offset);
   Status read = fs_.client().read(key_, into.first(wanted), offset, size_bytes_);
   if (read) return wanted;
-  if (read.error().kind == ErrorKind::kNotFound) fs_.noticed_missing(key_);
+  if (read.error().kind == ErrorKind::kNotFound) fs_.noticed_missing();
   return fail(std::move(read).error());
 }
 

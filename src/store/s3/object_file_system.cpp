@@ -26,18 +26,8 @@ bool is_private(std::string_view path) {
   return name.starts_with('.') && name.ends_with(".tmp");
 }
 
-std::string directory_prefix(const std::string& key) { return key.empty() ? key : key + "/"; }
-
 std::unexpected<Error> not_found(std::string what, const std::string& path) {
   return fail(Error{.kind = ErrorKind::kNotFound, .message = std::move(what), .path = path});
-}
-
-// The first part of a key behind a prefix: a file, or a directory if more follows.
-DirectoryEntry entry_behind(std::string_view key, std::size_t prefix) {
-  const std::string_view rest = key.substr(prefix);
-  const std::size_t slash = rest.find('/');
-  return {std::string(rest.substr(0, slash)),
-          slash == std::string_view::npos ? FileType::kRegular : FileType::kDirectory};
 }
 
 // An object and a "directory" may have the same name. The object comes first, as in status().
@@ -50,10 +40,10 @@ void sort_entries(std::vector<DirectoryEntry>& entries) {
 
 }  // namespace
 
-ObjectFileSystem::ObjectFileSystem(std::unique_ptr<ObjectClient> client, std::string root_key, Names names)
-    : client_(std::move(client)), root_key_(std::move(root_key)), names_(names) {}
-
-ObjectFileSystem::~ObjectFileSystem() = default;
+ObjectFileSystem::ObjectFileSystem(std::unique_ptr<ObjectClient> client, const std::string& root_key,
+                                   ListingCache cache)
+    : client_(std::move(client)),
+      listing_(cache == ListingCache::kOn ? std::make_unique<ObjectListing>(*client_, root_key) : nullptr) {}
 
 // Names.
 
@@ -64,52 +54,26 @@ Result<std::string> ObjectFileSystem::key_of(const std::string& path) const {
   return std::move(location.key);
 }
 
-bool ObjectFileSystem::covers(const std::string& key) const {
-  return names_ == Names::kRemembered && (root_key_.empty() || key == root_key_ || key.starts_with(root_key_ + "/"));
-}
-
-Result<std::shared_ptr<const ObjectFileSystem::Listing>> ObjectFileSystem::listing() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (listing_) return listing_;
-  }
-  SW_ASSIGN(ObjectPage all, client_->list(directory_prefix(root_key_), {}));
-  auto made = std::make_shared<Listing>();
-  for (ObjectInfo& object : all.objects) made->emplace(std::move(object.key), object.size_bytes);
-  const std::lock_guard lock(mutex_);
-  listing_ = std::move(made);
-  return listing_;
-}
-
 void ObjectFileSystem::refresh() {
-  const std::lock_guard lock(mutex_);
-  listing_.reset();
+  if (listing_) listing_->forget();
 }
 
-void ObjectFileSystem::changed() { refresh(); }
-void ObjectFileSystem::noticed_missing(const std::string& /*key*/) { refresh(); }
+Result<std::string> ObjectFileSystem::remembered_names() {
+  if (!listing_) return std::string();
+  return listing_->to_text();
+}
 
-Result<std::vector<DirectoryEntry>> ObjectFileSystem::list_remembered(const Listing& listing,
-                                                                      const std::string& prefix) {
-  std::vector<DirectoryEntry> entries;
-  for (auto object = listing.lower_bound(prefix); object != listing.end() && object->first.starts_with(prefix);) {
-    entries.push_back(entry_behind(object->first, prefix.size()));
-    if (entries.back().type == FileType::kRegular) {
-      ++object;
-    } else {  // past everything in it: '0' follows '/'
-      object = listing.lower_bound(prefix + entries.back().name + '0');
-    }
-  }
-  return entries;
+Status ObjectFileSystem::learn_names(std::string_view names) {
+  if (!listing_) return {};
+  return listing_->learn(names);
 }
 
 Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& path) {
   SW_ASSIGN(const std::string key, key_of(path));
   const std::string prefix = directory_prefix(key);
   std::vector<DirectoryEntry> entries;
-  if (covers(key)) {
-    SW_ASSIGN(const auto known, listing());
-    SW_ASSIGN(entries, list_remembered(*known, prefix));
+  if (remembers(key)) {
+    SW_ASSIGN(entries, listing_->entries(prefix));
   } else {
     SW_ASSIGN(const ObjectPage page, client_->list(prefix, "/"));
     for (const ObjectInfo& object : page.objects) entries.push_back(entry_behind(object.key, prefix.size()));
@@ -125,18 +89,8 @@ Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& pa
 
 // nullopt: there is nothing of this name.
 Result<std::optional<FileStatus>> ObjectFileSystem::look_up(const std::string& key) {
-  if (!covers(key)) return look_up_fresh(key);
-  SW_ASSIGN(const auto known, listing());
-  if (const auto found = known->find(key); found != known->end())
-    return FileStatus{FileType::kRegular, found->second, 1};
-  const std::string prefix = directory_prefix(key);
-  const auto below = known->lower_bound(prefix);
-  if (below != known->end() && below->first.starts_with(prefix)) return FileStatus{FileType::kDirectory, 0, 1};
-  return std::nullopt;
-}
-
-// One list tells whether it is an object or a directory, unless other names come between the two.
-Result<std::optional<FileStatus>> ObjectFileSystem::look_up_fresh(const std::string& key) {
+  if (remembers(key)) return listing_->find(key);
+  // One list tells whether it is an object or a directory, unless other names come between the two.
   const std::string prefix = directory_prefix(key);
   constexpr unsigned kEnough = 4;
   SW_ASSIGN(const ObjectPage page, client_->list_page(key, "/", kEnough));
@@ -205,11 +159,10 @@ Result<std::unique_ptr<File>> ObjectFileSystem::open(const std::string& path, Op
     }
   }
   std::uint64_t size_bytes = 0;
-  if (covers(key)) {
-    SW_ASSIGN(const auto known, listing());
-    const auto found = known->find(key);
-    if (found == known->end()) return not_found("there is no such object", path);
-    size_bytes = found->second;
+  if (remembers(key)) {
+    SW_ASSIGN(const auto found, listing_->find(key));
+    if (!found || found->type != FileType::kRegular) return not_found("there is no such object", path);
+    size_bytes = found->size_bytes;
   } else {
     SW_ASSIGN(size_bytes, client_->size_of(key));
   }
@@ -222,7 +175,7 @@ Status ObjectFileSystem::store_small(const std::string& path, const std::string&
     privates_.insert_or_assign(path, PrivateFile{std::move(bytes)});
     return {};
   }
-  changed();
+  refresh();
   Status created = client_->create(key, bytes);
   const std::lock_guard lock(mutex_);
   if (!created) not_created_.insert(path);
@@ -240,7 +193,7 @@ Status ObjectFileSystem::link(const std::string& from, const std::string& to) {
     SW_ASSIGN(const std::string from_key, key_of(from));
     SW_ASSIGN(bytes, client_->read_whole(from_key, kMaxLinkedBytes));
   }
-  changed();
+  refresh();
   SW_TRY(client_->create(to_key, *bytes));
   const std::lock_guard lock(mutex_);
   if (const auto found = privates_.find(from); found != privates_.end()) found->second.linked = true;
@@ -256,7 +209,7 @@ Status ObjectFileSystem::unlink(const std::string& path) {
     // one of that name is somebody else's.
     if (not_created_.erase(path) > 0) return {};
   }
-  changed();
+  refresh();
   return client_->remove(key);
 }
 
@@ -277,7 +230,7 @@ Result<std::unique_ptr<IoQueue>> ObjectFileSystem::make_queue(const IoQueueOptio
 
 Result<std::unique_ptr<FileUpload>> ObjectFileSystem::begin_upload(const std::string& path, std::uint64_t size_bytes) {
   SW_ASSIGN(std::string key, key_of(path));
-  changed();
+  refresh();
   return ObjectUpload::begin(*client_, std::move(key), size_bytes);
 }
 

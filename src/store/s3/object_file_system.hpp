@@ -16,21 +16,22 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "os/file_system.hpp"
 #include "store/s3/object_client.hpp"
+#include "store/s3/object_listing.hpp"
 
 namespace slackwater::s3 {
 
-// Whether names and sizes may come from one list of all objects, made at the first question. For readers: a whole
-// restore takes one list. It is made again after refresh(), and when an object that it names turns out to be gone.
-enum class Names : std::uint8_t { kFresh, kRemembered };
+// Whether names and sizes come from one remembered list (object_listing.hpp). For readers only. The list is made again
+// after refresh(), and when an object that it names turns out to be gone.
+enum class ListingCache : std::uint8_t { kOff, kOn };
 
 class ObjectFileSystem final : public FileSystem {
  public:
-  ObjectFileSystem(std::unique_ptr<ObjectClient> client, std::string root_key, Names names);
-  ~ObjectFileSystem() override;
+  ObjectFileSystem(std::unique_ptr<ObjectClient> client, const std::string& root_key, ListingCache cache);
 
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override;
   [[nodiscard]] Status make_directory(const std::string& path) override;
@@ -48,36 +49,31 @@ class ObjectFileSystem final : public FileSystem {
   [[nodiscard]] Result<std::vector<PendingUpload>> list_uploads(const std::string& path) override;
   [[nodiscard]] Status abandon_upload(const PendingUpload& upload) override;
   void refresh() override;
+  [[nodiscard]] Result<std::string> remembered_names() override;
+  [[nodiscard]] Status learn_names(std::string_view names) override;
   void stop_transfers() override;
 
   [[nodiscard]] ObjectClient& client() { return *client_; }
 
   // For the files of this file system.
   [[nodiscard]] Status store_small(const std::string& path, const std::string& key, std::string bytes);
-  void noticed_missing(const std::string& key);
+  void noticed_missing() { refresh(); }
 
  private:
   struct PrivateFile {
     std::string bytes;
     bool linked = false;
   };
-  using Listing = std::map<std::string, std::uint64_t>;  // key -> size of every object below the root
 
   [[nodiscard]] Result<std::string> key_of(const std::string& path) const;
-  [[nodiscard]] bool covers(const std::string& key) const;
-  [[nodiscard]] Result<std::shared_ptr<const Listing>> listing();
-  [[nodiscard]] Result<std::vector<DirectoryEntry>> list_remembered(const Listing& listing, const std::string& prefix);
+  [[nodiscard]] bool remembers(const std::string& key) const { return listing_ && listing_->covers(key); }
   [[nodiscard]] Result<std::optional<FileStatus>> look_up(const std::string& key);
-  [[nodiscard]] Result<std::optional<FileStatus>> look_up_fresh(const std::string& key);
-  void changed();
 
   // Constant after construction.
   const std::unique_ptr<ObjectClient> client_;
-  const std::string root_key_;
-  const Names names_;
+  const std::unique_ptr<ObjectListing> listing_;  // null: ListingCache::kOff
 
   std::mutex mutex_;
-  std::shared_ptr<const Listing> listing_;       // guarded by mutex_; null: to be made
   std::set<std::string> made_;                   // keys of directories; guarded by mutex_
   std::map<std::string, PrivateFile> privates_;  // by path; guarded by mutex_
   std::set<std::string> not_created_;            // paths; guarded by mutex_; see unlink()

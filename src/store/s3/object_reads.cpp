@@ -1,5 +1,7 @@
 // The parts of ObjectClient that read: ranges, whole objects, lists. And create(), which reads before and after.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <charconv>
 #include <cstring>
 #include <utility>
@@ -137,36 +139,38 @@ Result<bool> ObjectClient::holds(const std::string& key, std::string_view bytes)
 
 Status ObjectClient::create(const std::string& key, std::string_view bytes) {
   const std::array pieces{std::as_bytes(std::span(bytes))};
+  MemorySource source(pieces);
+  std::atomic<Capability>& if_none = capabilities_.if_none;
   const auto taken = [&] {
     return fail(ErrorKind::kAlreadyExists, "cannot create the object: its name is taken", path_of(key));
   };
   // 1. A server that does not know conditional writes would overwrite what is there. So look first, unless we know that
   //    this one does.
-  if (if_none_ != Known::kYes) {
+  if (if_none != Capability::kYes) {
     const auto there = holds(key, bytes);
     if (there) return *there ? Status() : taken();
     if (there.error().kind != ErrorKind::kNotFound) return fail(there.error());
   }
   // 2. The write itself. After a reply that got lost, the retry finds the name taken - by our own bytes.
-  const Status written = if_none_ == Known::kNo ? put(key, pieces, false) : put(key, pieces, true);
+  const Status written = if_none == Capability::kNo ? put(key, source, false) : put(key, source, true);
   if (!written && written.error().kind == ErrorKind::kAlreadyExists) {
-    if_none_ = Known::kYes;
+    if_none = Capability::kYes;
     SW_ASSIGN(const bool ours, holds(key, bytes));
     return ours ? Status() : taken();
   }
-  if (!written && written.error().kind == ErrorKind::kUnsupported && if_none_ == Known::kUnknown) {
-    if_none_ = Known::kNo;
-    SW_TRY(put(key, pieces, false));
+  if (!written && written.error().kind == ErrorKind::kUnsupported && if_none == Capability::kUnknown) {
+    if_none = Capability::kNo;
+    SW_TRY(put(key, source, false));
   } else if (!written) {
     return written;
   }
   // 3. Find out, once, whether the server means it: the same bytes again must be refused.
-  if (if_none_ == Known::kUnknown) {
-    const Status again = put(key, pieces, true);
-    if (again) if_none_ = Known::kNo;
-    if (!again && again.error().kind == ErrorKind::kAlreadyExists) if_none_ = Known::kYes;
+  if (if_none == Capability::kUnknown) {
+    const Status again = put(key, source, true);
+    if (again) if_none = Capability::kNo;
+    if (!again && again.error().kind == ErrorKind::kAlreadyExists) if_none = Capability::kYes;
   }
-  if (if_none_ == Known::kYes) return {};
+  if (if_none == Capability::kYes) return {};
   // 4. It does not: another writer may have come between. The last one wins, and each reads back who that was.
   SW_ASSIGN(const bool ours, holds(key, bytes));
   return ours ? Status() : taken();

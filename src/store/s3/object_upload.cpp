@@ -39,7 +39,7 @@ Status ObjectUpload::resume_or_create() {
         id_ = uploads->back().id;
         for (const UploadedPart& part : *parts) {
           // A server that lists checksums of parts confirms CRC32C for the rest as well.
-          if (!part.checksum.empty()) client_.learn_crc32c(true);
+          if (!part.checksum.empty()) client_.capabilities().crc32c = Capability::kYes;
           if (part.number <= part_count_ && part.size_bytes == size_of_part(part.number - 1))
             before_[part.number - 1] = part;
         }
@@ -55,24 +55,23 @@ std::uint64_t ObjectUpload::size_of_part(std::uint32_t part) const {
   return std::min(part_bytes_, size_bytes_ - part * part_bytes_);
 }
 
-Status ObjectUpload::send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) {
-  std::uint64_t size = 0;
-  for (const auto piece : pieces) size += piece.size();
+Status ObjectUpload::send(std::uint32_t part, ByteSource& source) {
+  const std::uint64_t size = source.size_bytes();
   if (part >= part_count_ || size != size_of_part(part)) {
     return fail(ErrorKind::kInternal, fmt::format("part {} of {} bytes does not belong to this upload", part, size),
                 client_.path_of(key_));
   }
   UploadedPart sent{.number = part + 1, .size_bytes = size, .tag = {}, .checksum = {}};
   if (id_.empty()) {
-    SW_TRY(client_.put(key_, pieces, false));
+    SW_TRY(client_.put(key_, source, false));
   } else {
     const bool listed = before_[part].number != 0;
-    const bool with_md5 = listed ? before_[part].checksum.empty() : client_.confirms_crc32c() != Known::kYes;
-    const PartChecksums checksums = checksums_of(pieces, with_md5);
+    const bool with_md5 = listed ? before_[part].checksum.empty() : client_.capabilities().crc32c != Capability::kYes;
+    SW_ASSIGN(const Checksums checksums, checksums_of(source, with_md5));
     if (listed && same_content(before_[part], checksums)) {
       sent = before_[part];
     } else {
-      SW_ASSIGN(sent, upload_part(client_, {key_, id_}, part + 1, pieces, checksums));
+      SW_ASSIGN(sent, upload_part(client_, {key_, id_}, part + 1, source, checksums));
     }
   }
   const std::lock_guard lock(mutex_);

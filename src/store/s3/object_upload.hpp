@@ -22,7 +22,7 @@ class ObjectUpload final : public FileUpload {
                                                                  std::uint64_t size_bytes);
 
   [[nodiscard]] std::uint64_t part_bytes() const override { return part_bytes_; }
-  [[nodiscard]] Status send(std::uint32_t part, std::span<const std::span<const std::byte>> pieces) override;
+  [[nodiscard]] Status send(std::uint32_t part, ByteSource& source) override;
   [[nodiscard]] Status finish() override;
   [[nodiscard]] Status abandon() override;
 

@@ -54,8 +54,7 @@ class XmlParser {
 
  private:
   std::unexpected<Error> wrong(std::string_view what) const {
-    return fail(ErrorKind::kCorrupt,
-                fmt::format("the object store's answer is no XML that we read: {} at byte {}", what, at_));
+    return fail(ErrorKind::kCorrupt, fmt::format("the object store sent malformed XML: {} at byte {}", what, at_));
   }
   bool next_is(std::string_view token) const { return text_.substr(at_).starts_with(token); }
   Status skip_past(std::string_view token) {

@@ -31,7 +31,8 @@ class DirectoryUploadTest : public ::testing::Test {
   Status send(FileUpload& upload, std::uint32_t part) {
     const std::uint64_t start = part * kPart;
     const auto piece = bytes_.subspan(start, std::min<std::uint64_t>(kPart, bytes_.size() - start));
-    return upload.send(part, std::span(&piece, 1));
+    MemorySource source(std::span(&piece, 1));
+    return upload.send(part, source);
   }
   static void write_zeros(const std::string& path, std::size_t size_bytes) {
     std::ofstream(path, std::ios::binary) << std::string(size_bytes, '\0');

@@ -12,157 +12,12 @@
 #include "store/s3/object_client.hpp"
 #include "store/s3/object_file_system.hpp"
 #include "store/s3/object_upload.hpp"
-#include "support/http_server.hpp"
+#include "unit/store/s3/object_store_fixture.hpp"
 #include "version/catalog.hpp"
 #include "version/version_store.hpp"
 
 namespace slackwater::s3 {
 namespace {
-
-using test::HttpServer;
-using test::WebAnswer;
-using test::WebRequest;
-
-std::string error_xml(const std::string& code) {
-  return "<Error><Code>" + code + "</Code><Message>m</Message></Error>";
-}
-
-std::span<const std::byte> bytes_of(std::string_view text) { return std::as_bytes(std::span(text)); }
-
-// A small object store in memory, with right answers. Tests put wrong ones before it.
-class ObjectStoreTest : public testing::Test {
- protected:
-  ObjectStoreTest() : server_([this](const WebRequest& request) { return answer(request); }) {}
-
-  std::unique_ptr<ObjectClient> client() {
-    ClientOptions options{.store = {.endpoint = server_.endpoint()}};
-    options.environment = [this](const char* name) -> std::optional<std::string> {
-      const auto found = variables_.find(name);
-      return found == variables_.end() ? std::nullopt : std::optional(found->second);
-    };
-    options.retry = {.tries = 4, .first_pause = std::chrono::milliseconds(1)};
-    options.least_part_bytes = 8u << 20;
-    auto made = ObjectClient::make("b", options);
-    EXPECT_TRUE(made) << made.error().to_string();
-    return std::move(*made);
-  }
-  std::unique_ptr<ObjectFileSystem> file_system(Names names = Names::kFresh) {
-    return std::make_unique<ObjectFileSystem>(client(), "run", names);
-  }
-
-  WebAnswer answer(const WebRequest& request) {
-    ++requests_[request.method];
-    log_.push_back(request.method + " " + request.target);
-    if (script_) {
-      if (const auto scripted = script_(request)) return *scripted;
-    }
-    const std::size_t question = request.target.find('?');
-    const std::string key = request.target.substr(0, question).substr(std::min<std::size_t>(3, question));
-    const std::string query = question == std::string::npos ? "" : request.target.substr(question + 1);
-    if (query.find("list-type=2") != std::string::npos) return list(query);
-    if (query.starts_with("uploads=") && request.method == "POST") {
-      uploads_["id1"] = {};
-      return {.body = "<InitiateMultipartUploadResult><UploadId>id1</UploadId></InitiateMultipartUploadResult>"};
-    }
-    if (query.find("uploads=") != std::string::npos) {
-      std::string body = "<ListMultipartUploadsResult>";
-      for (const auto& [id, parts] : uploads_)
-        body += "<Upload><Key>" + upload_key_ + "</Key><UploadId>" + id + "</UploadId></Upload>";
-      return {.body = body + "</ListMultipartUploadsResult>"};
-    }
-    if (query.find("uploadId=") != std::string::npos) return multipart(request, key, query);
-    if (request.method == "PUT") {
-      if (honours_if_none_ && request.headers.contains("if-none-match") && objects_.contains(key))
-        return {.status = 412, .body = error_xml("PreconditionFailed")};
-      objects_[key] = request.body;
-      const std::array pieces{bytes_of(request.body)};
-      return {.headers = {{"ETag", "\"" + to_hex(md5(pieces)) + "\""}}};
-    }
-    if (request.method == "DELETE") {
-      objects_.erase(key);
-      return {.status = 204};
-    }
-    const auto found = objects_.find(key);
-    if (found == objects_.end()) return {.status = 404, .body = error_xml("NoSuchKey")};
-    const auto range = request.headers.find("range");
-    if (range == request.headers.end() || ignores_ranges_) return {.body = found->second};
-    const std::size_t first = std::stoull(range->second.substr(6));
-    const std::size_t last = std::stoull(range->second.substr(range->second.find('-') + 1));
-    return {.status = 206,
-            .body = found->second.substr(first, last - first + 1),
-            .headers = {{"Content-Range", "bytes " + std::to_string(first) + "-" + std::to_string(last) + "/" +
-                                              std::to_string(found->second.size())}}};
-  }
-
-  WebAnswer list(const std::string& query) {
-    const auto value = [&](const std::string& name) {
-      const std::size_t at = ("&" + query).find("&" + name + "=");
-      if (at == std::string::npos) return std::string();
-      const std::size_t begin = at + name.size() + 1;
-      return decode_percent(query.substr(begin, query.find('&', begin) - begin));
-    };
-    const std::string prefix = value("prefix");
-    std::string body = "<ListBucketResult>";
-    std::string last;
-    for (const auto& [key, bytes] : objects_) {
-      if (!key.starts_with(prefix)) continue;
-      const std::size_t slash = value("delimiter").empty() ? std::string::npos : key.find('/', prefix.size());
-      const std::string common = slash == std::string::npos ? "" : key.substr(0, slash + 1);
-      if (common.empty())
-        body += "<Contents><Key>" + key + "</Key><Size>" + std::to_string(bytes.size()) + "</Size></Contents>";
-      else if (common != last)
-        body += "<CommonPrefixes><Prefix>" + common + "</Prefix></CommonPrefixes>";
-      last = common;
-    }
-    return {.body = body + "</ListBucketResult>"};
-  }
-
-  WebAnswer multipart(const WebRequest& request, const std::string& key, const std::string& query) {
-    auto& parts = uploads_["id1"];
-    if (request.method == "PUT") {
-      const auto number = std::stoul(query.substr(query.find("partNumber=") + 11));
-      parts[number] = request.body;
-      const std::array pieces{bytes_of(request.body)};
-      return {.headers = {{"ETag", "\"" + to_hex(md5(pieces)) + "\""}}};
-    }
-    if (request.method == "GET") {
-      std::string body = "<ListPartsResult>";
-      for (const auto& [number, bytes] : parts) {
-        const std::array pieces{bytes_of(bytes)};
-        body += "<Part><PartNumber>" + std::to_string(number) + "</PartNumber><Size>" + std::to_string(bytes.size()) +
-                "</Size><ETag>" + to_hex(md5(pieces)) + "</ETag></Part>";
-      }
-      return {.body = body + "</ListPartsResult>"};
-    }
-    if (request.method == "DELETE") {
-      uploads_.erase("id1");
-      return {.status = 204};
-    }
-    for (const auto& [number, bytes] : parts) objects_[key] += bytes;
-    uploads_.erase("id1");
-    return {.body = "<CompleteMultipartUploadResult/>"};
-  }
-
-  // Answers the first `count` requests of this method with this, and everything else as it should be.
-  void first(int count, const std::string& method, WebAnswer wrong) {
-    script_ = [=, left = count](const WebRequest& request) mutable -> std::optional<WebAnswer> {
-      if (request.method != method || left == 0) return std::nullopt;
-      --left;
-      return wrong;
-    };
-  }
-
-  std::map<std::string, std::string> variables_{{"AWS_ACCESS_KEY_ID", "A"}, {"AWS_SECRET_ACCESS_KEY", "S"}};
-  std::map<std::string, std::string> objects_;
-  std::map<std::string, std::map<unsigned long, std::string>> uploads_;
-  std::string upload_key_ = "run/big";
-  bool honours_if_none_ = true;
-  bool ignores_ranges_ = false;
-  std::function<std::optional<WebAnswer>(const WebRequest&)> script_;
-  std::map<std::string, int> requests_;
-  std::vector<std::string> log_;
-  HttpServer server_;  // last: its threads use the rest
-};
 
 TEST_F(ObjectStoreTest, TriesAgainAfterPassingFaults) {
   objects_["k"] = "0123456789";
@@ -245,12 +100,13 @@ TEST_F(ObjectStoreTest, APartWhoseTagIsNotThatOfItsBytesIsSentAgain) {
   const auto store = client();
   const std::string bytes = "some bytes";
   const std::array pieces{bytes_of(bytes)};
-  const auto checksums = checksums_of(pieces, true);
+  MemorySource source(pieces);
+  const auto checksums = checksums_of(source, true).value();
   first(1, "PUT", {.headers = {{"ETag", "\"00000000000000000000000000000000\""}}});
-  EXPECT_TRUE(upload_part(*store, {"k", "id1"}, 1, pieces, checksums));
+  EXPECT_TRUE(upload_part(*store, {"k", "id1"}, 1, source, checksums));
   EXPECT_EQ(requests_["PUT"], 2);
   first(100, "PUT", {.headers = {{"ETag", "\"x\""}, {"x-amz-checksum-crc32c", "AAAAAA=="}}});
-  const auto damaged = upload_part(*store, {"k", "id1"}, 1, pieces, checksums);
+  const auto damaged = upload_part(*store, {"k", "id1"}, 1, source, checksums);
   ASSERT_FALSE(damaged);
   EXPECT_NE(damaged.error().message.find("other bytes than were sent"), std::string::npos);
 }
@@ -277,7 +133,7 @@ TEST_F(ObjectStoreTest, ExactlyOneWriterGetsAName) {
     honours_if_none_ = honours;
     const auto store = client();
     EXPECT_TRUE(store->create("k", "first"));
-    EXPECT_EQ(store->honours_if_none(), honours ? Known::kYes : Known::kNo);
+    EXPECT_EQ(store->capabilities().if_none, honours ? Capability::kYes : Capability::kNo);
     EXPECT_EQ(store->create("k", "second").error().kind, ErrorKind::kAlreadyExists) << honours;
     EXPECT_TRUE(store->create("k", "first")) << "our own bytes are ours";
     EXPECT_EQ(objects_["k"], "first") << honours;
@@ -315,7 +171,8 @@ TEST_F(ObjectStoreTest, AnUploadGoesOnWhereAnEarlierOneStopped) {
       const std::array pieces{bytes_of(bytes).subspan(
           part * upload.part_bytes(),
           std::min<std::size_t>(upload.part_bytes(), bytes.size() - part * upload.part_bytes()))};
-      ASSERT_TRUE(upload.send(part, pieces));
+      MemorySource source(pieces);
+      ASSERT_TRUE(upload.send(part, source));
     }
   };
   const auto fs = file_system();
@@ -347,7 +204,7 @@ TEST_F(ObjectStoreTest, AnUploadThatIsNotWholeIsNotFinished) {
 TEST_F(ObjectStoreTest, AWholeScanTakesOneList) {
   for (const char* key : {"run/.slackwater/attempt-0001.json", "run/step-0000000001.a1/index", "run/a", "run/g/h/i"})
     objects_[key] = "x";
-  const auto fs = file_system(Names::kRemembered);
+  const auto fs = file_system(ListingCache::kOn);
   const auto names = fs->list("s3://b/run");
   ASSERT_TRUE(names);
   ASSERT_EQ(names->size(), 4u);
