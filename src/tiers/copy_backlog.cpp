@@ -27,12 +27,12 @@ void CopyBacklog::begin_attempt(const Attempt& attempt, std::optional<std::uint6
     waiting_.clear();
     std::ranges::copy_if(attempt.adopted, std::inserter(waiting_, waiting_.end()),
                          [&](const VersionName& version) { return version.step % options_.every == 0; });
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
 }
 
-void CopyBacklog::offer(const VersionName& version) {
+void CopyBacklog::add(const VersionName& version) {
   if (version.step % options_.every != 0) return;
   std::vector<VersionName> skipped;
   {
@@ -44,7 +44,7 @@ void CopyBacklog::offer(const VersionName& version) {
     }
     waiting_.insert(version);
     trim(skipped);
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
   log_skipped(skipped);
@@ -66,8 +66,10 @@ void CopyBacklog::trim(std::vector<VersionName>& skipped) {
 
 void CopyBacklog::log_skipped(const std::vector<VersionName>& skipped) const {
   for (const VersionName& version : skipped) {
-    log_.warn("step {} is not copied to {}: the tier is too slow, and {} newer versions wait (backlog)", version.step,
-              location_, options_.backlog);
+    log_.warn(
+        "step {} will not be copied to {}: {} newer checkpoints are already waiting (backlog); the tier is too slow for "
+        "`every`",
+        version.step, location_, options_.backlog);
   }
 }
 
@@ -76,7 +78,7 @@ void CopyBacklog::remove(const VersionName& version) {
     const std::lock_guard lock(mutex_);
     waiting_.erase(version);
     removed_.insert(version);
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
 }
@@ -95,12 +97,12 @@ TierStatus CopyBacklog::status() const {
 }
 
 bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                            std::chrono::milliseconds patience) const {
+                            std::chrono::milliseconds idle_limit) const {
   std::unique_lock lock(mutex_);
-  const auto idle = [&] { return waiting_.empty() && removed_.empty() && !working_ && offers_ == seen_; };
+  const auto idle = [&] { return waiting_.empty() && removed_.empty() && !working_ && changes_ == seen_; };
   while (!idle()) {
     const std::uint64_t seen = moves_;
-    auto until = std::chrono::steady_clock::now() + patience;
+    auto until = std::chrono::steady_clock::now() + idle_limit;
     if (deadline) until = std::min(until, *deadline);
     if (!changed_.wait_until(lock, until, [&] { return idle() || moves_ != seen; })) return idle();
   }
@@ -109,7 +111,7 @@ bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point>
 
 CopyBacklog::News CopyBacklog::wait_news(const std::stop_token& stop, std::optional<std::chrono::milliseconds> pause) {
   std::unique_lock lock(mutex_);
-  const auto has_news = [&] { return offers_ != seen_; };
+  const auto has_news = [&] { return changes_ != seen_; };
   if (!has_news() && pause != std::chrono::milliseconds(0)) {
     working_ = false;
     changed_.notify_all();
@@ -119,7 +121,7 @@ CopyBacklog::News CopyBacklog::wait_news(const std::stop_token& stop, std::optio
   } else {
     changed_.wait(lock, stop, has_news);
   }
-  seen_ = offers_;
+  seen_ = changes_;
   working_ = !stop.stop_requested();
   News news;
   if (std::exchange(attempt_is_news_, false)) {
@@ -162,7 +164,7 @@ void CopyBacklog::skip(const VersionName& version, const std::string& why) {
     const std::lock_guard lock(mutex_);
     ++status_.skipped;
   }
-  log_.warn("step {} is not copied to {}: {}", version.step, location_, why);
+  log_.warn("step {} will not be copied to {}: {}", version.step, location_, why);
   forget(version);
 }
 
@@ -199,7 +201,7 @@ void CopyBacklog::note_error(const Error& error) {
     ++status_.errors;
     if (std::exchange(status_.last_error, text) == text) return;
   }
-  log_.warn("copies to {} wait, and are tried again: {}", location_, text);
+  log_.warn("copying to {} failed and will be retried: {}", location_, text);
 }
 
 void CopyBacklog::refuse(const Error& error) {
@@ -233,7 +235,7 @@ void CopyBacklog::note_success() {
     ++moves_;
   }
   changed_.notify_all();
-  log_.info("copies to {} go on", location_);
+  log_.info("copying to {} works again", location_);
 }
 
 }  // namespace slackwater

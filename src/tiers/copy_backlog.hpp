@@ -32,14 +32,14 @@ class CopyBacklog {
   // This run goes on under a new attempt: versions that it did not adopt are not copied any more, and the adopted ones
   // that are due wait. `continued` is the step that the run restored, if it did.
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void offer(const VersionName& version);   // committed under that attempt
+  void add(const VersionName& version);   // committed under that attempt
   void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
   // True: nothing waits any more, and the promoter is at rest. Gives up when `deadline` has passed, or when nothing has
-  // moved for `patience`.
+  // moved for `idle_limit`.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                               std::chrono::milliseconds patience) const;
+                               std::chrono::milliseconds idle_limit) const;
 
   // For the promoter's thread.
 
@@ -60,9 +60,9 @@ class CopyBacklog {
   void note_step_on_tier(std::uint64_t step);
   void note_error(const Error& error);  // logs it, unless it is the same as before
   void note_success();                  // a call to the tier went through
-  // Nothing more can be copied under this attempt: what waits is skipped, and so is what is offered from now on.
+  // Nothing more can be copied under this attempt: what waits is skipped, and so is what is added from now on.
   void refuse(const Error& error);
-  // Sleeps, whatever is offered meanwhile. False: told to stop.
+  // Sleeps, whatever is added meanwhile. False: told to stop.
   [[nodiscard]] bool pause(const std::stop_token& stop, std::chrono::milliseconds time);
 
  private:
@@ -80,7 +80,7 @@ class CopyBacklog {
   std::optional<Attempt> attempt_;
   std::optional<std::uint64_t> continued_;
   bool attempt_is_news_ = false;
-  std::uint64_t offers_ = 0;  // counts changes that the promoter has to look at
+  std::uint64_t changes_ = 0;  // what the promoter has to look at
   std::uint64_t seen_ = 0;
   std::set<VersionName> waiting_;
   std::set<VersionName> removed_;

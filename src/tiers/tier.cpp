@@ -27,7 +27,7 @@ Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
     return Tier(std::move(options), std::move(root), std::move(fs));
   }
   if (root.find("://") != std::string::npos)
-    return fail(ErrorKind::kInvalidArgument, "a tier is a directory, or s3://bucket/prefix", root);
+    return fail(ErrorKind::kInvalidArgument, "unknown tier location; use a directory or s3://bucket/prefix", root);
   return Tier(std::move(options), std::move(root), local);
 }
 

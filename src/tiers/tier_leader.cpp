@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
-#include "tiers/tier_survey.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "version/attempt_files.hpp"
 #include "version/manifest_cache.hpp"
 #include "version/old_uploads.hpp"
@@ -17,7 +17,7 @@
 namespace slackwater {
 namespace {
 
-constexpr std::chrono::minutes kOthersPatience{10};  // without a new record, while newer versions wait
+constexpr std::chrono::minutes kOtherRanksTimeout{10};  // without a new record, while newer versions wait
 
 }  // namespace
 
@@ -46,11 +46,11 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   attempt_ = 0;
   SW_TRY(open_store());
   // The tier may hold versions that nobody saw when the attempt was claimed on tier 0. They stay live.
-  SW_ASSIGN(const TierSurvey survey, survey_tier(work_.tier.fs(), work_.tier.root()));
+  SW_ASSIGN(const TierInventory inventory, take_inventory(work_.tier.fs(), work_.tier.root()));
   Attempt followed = attempt;
-  if (survey.newest_attempt < attempt.number) {
+  if (inventory.newest_attempt < attempt.number) {
     add_adopted(followed.adopted, followed.set_aside,
-                adopt_from(survey, work_.local, work_.local_root, attempt.number, continued));
+                adopt_from(inventory, work_.local, work_.local_root, attempt.number, continued));
   }
   SW_TRY(store_->follow(followed));
   attempt_ = attempt.number;
@@ -118,7 +118,7 @@ Status TierLeader::begin_next() {
     std::ranges::sort(live, {}, name_of);
     const std::vector<VersionName> surplus = expired(live, policy_);
     if (std::ranges::find(surplus, version) != surplus.end()) {
-      const std::string why = fmt::format("the newest {} of this tier are there already (keep)", policy_.keep);
+      const std::string why = fmt::format("the tier already holds {} newer checkpoints (keep)", policy_.keep);
       version.attempt == attempt_ ? work_.backlog.skip(version, why) : work_.backlog.forget(version);
       clean_due_ = true;
       continue;
@@ -150,7 +150,7 @@ Result<TierWorker::Outcome> TierLeader::continue_copy(const std::stop_token& sto
   SW_ASSIGN(const std::vector<std::uint32_t> missing, copy_->copier.missing_ranks());
   if (!missing.empty()) return await_others(missing);
   SW_TRY(publish(version));
-  work_.log.info("step {} is on {}", version.step, work_.tier.root());
+  work_.log.info("step {} was copied to {}", version.step, work_.tier.root());
   work_.backlog.finish(version);
   copy_.reset();
   clean_due_ = true;
@@ -166,8 +166,8 @@ Result<TierWorker::Outcome> TierLeader::await_others(const std::vector<std::uint
   // versions must not wait for ever.
   const std::vector<VersionName> waiting = work_.backlog.waiting();
   const bool newest = waiting.empty() || waiting.front() == version;
-  if (newest || work_.clock.now() - copy_->missing_since < kOthersPatience) return Outcome::kWaiting;
-  work_.backlog.skip(version, fmt::format("rank {} has not copied its part", missing.front()));
+  if (newest || work_.clock.now() - copy_->missing_since < kOtherRanksTimeout) return Outcome::kWaiting;
+  work_.backlog.skip(version, fmt::format("rank {} copied nothing for 10 minutes", missing.front()));
   end_copy();
   clean_due_ = true;
   return Outcome::kWorked;

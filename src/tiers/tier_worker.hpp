@@ -43,7 +43,7 @@ struct TierWork {
 class TierWorker {
  public:
   enum class Outcome : std::uint8_t {
-    kIdle,     // nothing to do until something is offered
+    kIdle,     // nothing to do until something is added
     kWaiting,  // other ranks are not done; look again soon
     kWorked,   // there may be more to do
   };

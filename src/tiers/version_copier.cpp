@@ -103,7 +103,7 @@ Status VersionCopier::publish() {
   if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
   SW_ASSIGN(const std::string there, read_listed(target_, directory_, kManifestName, kMaxManifestBytes));
   if (there == source_.manifest_text()) return target_.sync_directory(directory_);
-  return fail(ErrorKind::kCorrupt, "there is another manifest for this version; remove it with slackwater rm",
+  return fail(ErrorKind::kCorrupt, "the target already has a different manifest for this step; remove it there with slackwater rm",
               fmt::format("{}/{}", directory_, kManifestName));
 }
 
