@@ -100,7 +100,7 @@ Result<Outcome> copy_version(FileSystem& from, const std::string& source, FileSy
   SW_ASSIGN(const VersionFiles files, VersionFiles::read(from, source, name));
   VersionCopier copier(files, to, target);
   Outcome outcome;
-  SW_ASSIGN(outcome.already, copier.is_published());
+  SW_ASSIGN(outcome.already, copier.is_complete());
   if (!outcome.already) {
     ProgressBar bar(fmt::format("step {}", version.step));
     std::atomic<std::uint64_t> sent = 0;

@@ -31,7 +31,8 @@ std::unique_ptr<TierWorker> make_worker(const TierWork& work) {
 Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned number)
     : tier_(tier),
       thread_name_(fmt::format("sw-promote-{}", number)),
-      backlog_(tier_.options(), tier_.root(), source.log, source.on_released),
+      backlog_(tier_.options(), tier_.root(), source.log, source.on_released,
+               [this] { return tier_.fs().accepted_bytes() + cap_.pauses(); }),
       cap_(tier_.options().bandwidth_bytes),
       worker_(make_worker({.tier = tier_,
                            .local = source.local,
@@ -42,7 +43,8 @@ Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned num
                            .cap = cap_,
                            .rank = source.rank,
                            .world = source.world,
-                           .direct_io = source.direct_io})) {}
+                           .direct_io = source.direct_io,
+                           .number = number})) {}
 
 Promoter::~Promoter() { stop(); }
 
@@ -56,6 +58,7 @@ void Promoter::stop() {
   if (!thread_.joinable()) return;
   tier_.fs().stop_transfers();  // a request over a slow network ends at once, and the next run continues
   thread_.join();
+  worker_->stop();  // behind it: the thread may just have started the cleaner
 }
 
 std::optional<TierInventory> Promoter::wait_inventory(std::chrono::steady_clock::time_point deadline) {

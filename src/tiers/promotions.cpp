@@ -73,14 +73,23 @@ Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point
     if (promoter->backlog().wait_idle(deadline, idle_limit)) continue;
     const TierStatus status = promoter->backlog().status();
     const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
-    const std::string what = steps.empty() ? fmt::format("{} does not respond", status.location)
-                                           : fmt::format("steps {} were not copied to {}", steps, status.location);
-    left += fmt::format("{}{}{}{}", left.empty() ? "" : "; ", what, status.last_error.empty() ? "" : ": ",
-                        status.last_error);
+    const std::vector<std::uint64_t> removing = promoter->backlog().removing();
+    std::string what;
+    if (!steps.empty()) {
+      what = fmt::format("steps {} were not copied to {}; they stay on tier 0 and the next run copies them", steps,
+                         status.location);
+    }
+    // Nothing remembers a delete() when this process ends.
+    if (!removing.empty()) {
+      what += fmt::format("{}steps {} were deleted, but not on {}; delete them there with slackwater rm",
+                          what.empty() ? "" : "; ", fmt::join(removing, ", "), status.location);
+    }
+    if (what.empty()) what = fmt::format("{} does not respond", status.location);
+    if (!status.last_error.empty()) what += fmt::format(" ({})", status.last_error);
+    left += fmt::format("{}{}", left.empty() ? "" : "; ", what);
   }
   if (left.empty()) return {};
-  return fail(ErrorKind::kTimeout, fmt::format("{}; they stay on tier 0 and the next run copies them", left),
-              source_.root);
+  return fail(ErrorKind::kTimeout, std::move(left), source_.root);
 }
 
 }  // namespace slackwater

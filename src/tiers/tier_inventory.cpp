@@ -48,8 +48,8 @@ Result<TierInventory> take_inventory(FileSystem& fs, const std::string& root) {
   return inventory;
 }
 
-Adoption adopt_from(const TierInventory& inventory, FileSystem& fs, const std::string& tier_0, std::uint32_t own_attempt,
-                    std::optional<std::uint64_t> continued) {
+Adoption adopt_from(const TierInventory& inventory, FileSystem& fs, const std::string& tier_0,
+                    std::uint32_t own_attempt, std::optional<std::uint64_t> continued) {
   Adoption adoption{.adopted = {}, .set_aside = inventory.set_aside};
   const auto attempts = unseen_attempts(fs, tier_0, inventory.newest_attempt, own_attempt);
   const bool unknown = std::ranges::any_of(attempts, [](const auto& attempt) { return !attempt; });

@@ -1,5 +1,5 @@
-// TierInventory: what a lower tier holds before a run writes to it, and which of that the run adopts. A tier may have been
-// out of reach while other attempts ran on tier 0, so its own newest attempt does not say everything.
+// TierInventory: what a lower tier holds before a run writes to it, and which of that the run adopts. A tier may have
+// been out of reach while other attempts ran on tier 0, so its own newest attempt does not say everything.
 // Plain values and functions without state. Thread rule: any thread.
 #pragma once
 

@@ -68,7 +68,7 @@ std::string HttpAnswer::header(std::string_view name) const {
 // The callbacks are called by libcurl, from within easy_perform. No exception may pass through it.
 struct HttpClient::Exchange {
   const HttpRequest& request;
-  const HttpClient& client;
+  HttpClient& client;
   std::uint64_t max_body_bytes = 0;
   HttpAnswer answer = {};
   std::size_t piece = 0;   // of the body that is sent
@@ -92,6 +92,7 @@ struct HttpClient::Exchange {
       ++exchange.piece;
       exchange.offset = 0;
     }
+    exchange.client.sent_bytes_ += sent;
     return sent;
   }
 

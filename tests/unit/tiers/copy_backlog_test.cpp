@@ -1,7 +1,9 @@
 #include "tiers/copy_backlog.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -90,6 +92,24 @@ TEST_F(CopyBacklogTest, ARefusedTierHoldsNothing) {
   add({10});
   EXPECT_TRUE(backlog_.held().empty());
   EXPECT_EQ(backlog_.status().skipped, 2u);
+}
+
+TEST_F(CopyBacklogTest, BytesOnTheirWayAreProgressUnlessACopyFailed) {
+  std::atomic<std::uint64_t> asked{0};
+  CopyBacklog backlog({.location = "/t"}, "/t", log_, [] {}, [&asked] { return ++asked; });  // moves whenever asked
+  backlog.begin_attempt({.number = 1}, {});
+  backlog.add({1, 1});
+  std::jthread promoter([&] {
+    while (asked < 20) std::this_thread::yield();  // far beyond the limit of 1 ms
+    backlog.finish({1, 1});
+    static_cast<void>(backlog.wait_news({}, milliseconds(0)));
+    static_cast<void>(backlog.pause({}, milliseconds(0)));
+  });
+  EXPECT_TRUE(backlog.wait_idle({}, milliseconds(1)));
+  promoter.join();
+  backlog.add({2, 1});
+  backlog.note_error({.kind = ErrorKind::kIo, .message = "no route"});
+  EXPECT_FALSE(backlog.wait_idle({}, milliseconds(1))) << "a dead tier takes some bytes of every try";
 }
 
 TEST_F(CopyBacklogTest, WaitingEndsWhenNothingMoves) {
