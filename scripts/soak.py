@@ -1,9 +1,9 @@
 """The long forms of the reliability harnesses (docs/reliability.md), each with its table: `make soak MINUTES=n`.
 
 Runs at length what `make test` runs briefly: power cuts with many more outcomes, every mutation against every scenario,
-10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks, 200 during copies to a lower tier, 1,000 with a
-memory tier and 20 under torchrun, power cuts of a real ext4, the whole matrix of training runs that are killed and
-resumed, and a load of `--minutes`. Exit code 1 if anything was lost.
+10,000 corruptions, 1,000 kills, 1,000 kills of one of four ranks, 200 during copies to a lower tier, 200 during uploads
+to object stores and gc, 1,000 with a memory tier and 20 under torchrun, power cuts of a real ext4, the whole matrix of
+training runs that are killed and resumed, and a load of `--minutes`. Exit code 1 if anything was lost.
 """
 
 import argparse
@@ -111,6 +111,17 @@ def kill_torchrun(kills: int) -> list[Row]:
     return [Row("kills under torchrun", kills, int(code != 0), time.monotonic() - began)]
 
 
+def kill_uploads(kills: int) -> list[Row]:
+    """While a run uploads to real servers on loopback and deletes there, and while `slackwater gc` does."""
+    began = time.monotonic()
+    code = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-s", "tests/python/test_s3_kills.py"],
+        env=os.environ | {"SLACKWATER_S3_KILLS": str(kills)},
+        check=False,
+    ).returncode
+    return [Row("kills during uploads and gc: rclone, moto", kills, int(code != 0), time.monotonic() - began)]
+
+
 def deepspeed_matrix() -> list[Row]:
     """Every ZeRO stage on 1 and 2 ranks, in float32 and bfloat16: killed, resumed, compared with the torch engine."""
     test = "tests/python/test_deepspeed.py::test_a_run_killed_and_resumed_equals_that_of_the_torch_engine"
@@ -170,6 +181,7 @@ def main() -> int:
     ]
     jobs.append(("ext4", functools.partial(cut_ext4, tests / "kill/kill_trainer", cuts, arguments.seed)))
     jobs.append(("torchrun", functools.partial(kill_torchrun, kills)))
+    jobs.append(("s3_kills", functools.partial(kill_uploads, max(3, round(200 * arguments.scale)))))
     jobs.append(("deepspeed", deepspeed_matrix))
     resume_kills = max(1, round(3 * arguments.scale))
     whole = arguments.scale >= 1

@@ -72,7 +72,7 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
     const VersionName name{version.step, version.attempt};
     if (version.attempt != attempt.number && std::ranges::find(attempt.adopted, name) == attempt.adopted.end())
       return fail(refusal(
-          fmt::format("step {} there is not of the source's run; copy into another place", version.step), target));
+          fmt::format("DST holds step {} of another run; choose another DST", version.step), target));
   }
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(to, target));
   if (newest > attempt.number) {
@@ -86,8 +86,7 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
   if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
   SW_ASSIGN(const std::string present, read_listed(to, control_path(target), name, kMaxAttemptBytes));
   if (present == text) return {};
-  return fail(
-      refusal(fmt::format("attempt {} there is of another run; copy into another place", attempt.number), target));
+  return fail(refusal(fmt::format("DST holds attempt {} of another run; choose another DST", attempt.number), target));
 }
 
 struct Outcome {
@@ -102,7 +101,7 @@ Result<Outcome> copy_version(FileSystem& from, const std::string& source, FileSy
   SW_ASSIGN(const VersionFiles files, VersionFiles::read(from, source, name));
   VersionCopier copier(files, to, target);
   Outcome outcome;
-  SW_ASSIGN(outcome.already, copier.is_published());
+  SW_ASSIGN(outcome.already, copier.is_complete());
   if (!outcome.already) {
     ProgressBar bar(fmt::format("step {}", version.step));
     std::atomic<std::uint64_t> sent = 0;
@@ -138,7 +137,7 @@ int run_copy(const CopyArguments& arguments) {
     return kFailed;
   }
   if (arguments.all && location.step) {
-    print_error("--all and @STEP exclude each other", "leave one of them out");
+    print_error("use either --all or @STEP, not both", "leave one of them out");
     return kFailed;
   }
   const std::unique_ptr<FileSystem> from = open_file_system(location.directory, Access::kRead, arguments.store);

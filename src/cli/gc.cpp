@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,8 +10,8 @@
 #include "cli/removal.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
+#include "version/garbage.hpp"
 #include "version/old_uploads.hpp"
-#include "version/retention.hpp"
 
 namespace slackwater::cli {
 namespace {
@@ -41,33 +40,12 @@ struct GcArguments {
   RemovalOptions options;
 };
 
-// A number above every attempt. We hold the lock, so all of them are over.
-std::uint32_t attempt_after_all(const LockedTier& tier) {
-  std::uint32_t newest = tier.newest_attempt;
-  for (const CatalogEntry& entry : tier.catalog.entries) newest = std::max(newest, entry.name.attempt);
-  return newest == std::numeric_limits<std::uint32_t>::max() ? newest : newest + 1;
-}
-
-// Whether the newest attempt has committed, durably: its run may have died before it synced the decision, so sync it
-// here. If the attempt's file cannot be read, which versions are live is a guess, and a guess must not delete anything.
-bool newest_has_committed(FileSystem& fs, const std::string& directory, const Catalog& catalog) {
-  if (!catalog.newest_attempt) return false;
-  const std::vector<VersionInfo> live = catalog.live_versions();
-  return std::ranges::any_of(live, [&](const VersionInfo& version) {
-    return version.attempt == catalog.newest_attempt->number &&
-           fs.sync_directory(fmt::format("{}/{}", directory, version.directory)).has_value();
-  });
-}
-
 std::vector<Chosen> choose(FileSystem& fs, const GcArguments& arguments, const LockedTier& tier) {
   const Catalog& catalog = tier.catalog;
-  const Sweeper sweeper{.attempt = attempt_after_all(tier),
-                        .committed = newest_has_committed(fs, arguments.directory, catalog)};
   std::vector<Chosen> chosen;
-  for (const Removal& removal : leftovers(catalog, sweeper)) {
+  for (const Removal& removal : find_garbage(fs, arguments.directory, catalog, tier.newest_attempt)) {
     const auto entry = std::ranges::find(catalog.entries, removal.version, &CatalogEntry::name);
-    if (entry != catalog.entries.end() && !entry->info.pinned)
-      chosen.push_back({*entry, removal.why, removal.committed});
+    chosen.push_back({*entry, removal.why, removal.committed});
   }
   std::size_t left = 0;
   for (const CatalogEntry& entry : catalog.entries) {

@@ -78,7 +78,7 @@ std::set<VersionName> EngineShared::held() const {
 }
 
 void EngineShared::note_committed(const Manifest& manifest, bool pinned) {
-  promotions.offer({manifest.step, manifest.attempt});
+  promotions.add({manifest.step, manifest.attempt});
   cleaner.note_committed(manifest, pinned);
 }
 

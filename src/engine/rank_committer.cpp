@@ -32,7 +32,7 @@ Status RankCommitter::decide(SaveJob& job, const RecordReference& record, const 
     // Even if the vote was not delivered, there is one decision for the version, and this rank must learn it.
     if (!votes) log_.warn("this rank's vote was not delivered: {}", votes.error().to_string());
     SW_TRY(learn_outcome(job, stop));
-    shared_.promotions.offer(job.name);
+    shared_.promotions.add(job.name);
     protocol_->forget(job.name);  // rank 0 has decided, so nobody will read this rank's vote any more
   }
   // Everybody has what was committed. The next votes carry only what has changed.

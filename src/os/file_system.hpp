@@ -26,6 +26,12 @@ struct DirectoryEntry {
   FileType type = FileType::kOther;  // of the entry itself: a symbolic link is kOther
 };
 
+// A regular file somewhere below a directory.
+struct FileEntry {
+  std::string name;  // relative to that directory: "index", "g0003/rank-03072.record"
+  std::uint64_t size_bytes = 0;
+};
+
 // Held until it is destroyed or the process dies. Forked children give it up at once.
 class FileLock {
  public:
@@ -45,6 +51,9 @@ class FileSystem {
   [[nodiscard]] virtual Status remove_directory(const std::string& path) = 0;
   [[nodiscard]] virtual Result<std::vector<DirectoryEntry>> list(const std::string& path) = 0;  // sorted by name
   [[nodiscard]] virtual Result<FileStatus> status(const std::string& path) = 0;                 // does not follow links
+  // Every regular file in this directory and in its subdirectories, of which there is one level, with its size. Sorted
+  // by name. In an object store this is one list. Unless it is overridden, the calls above are used.
+  [[nodiscard]] virtual Result<std::vector<FileEntry>> list_files(const std::string& path);
   [[nodiscard]] virtual Result<std::uint64_t> free_bytes(const std::string& path) = 0;
   // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;
@@ -58,6 +67,10 @@ class FileSystem {
     return std::vector<PendingUpload>();
   }
   [[nodiscard]] virtual Status abandon_upload(const PendingUpload& /*upload*/) { return {}; }
+
+  // How many bytes of uploads the network has taken so far, those of parts under way too. It tells a slow tier from
+  // one that stands still. 0 where nobody counts.
+  [[nodiscard]] virtual std::uint64_t accepted_bytes() const { return 0; }
 
   // Forgets what it remembers about names. A file system that remembers none does nothing.
   virtual void refresh() {}

@@ -3,6 +3,11 @@
 #include <algorithm>
 
 namespace slackwater {
+namespace {
+
+constexpr std::chrono::milliseconds kPause{50};
+
+}  // namespace
 
 TimePoint BandwidthCap::book(std::uint64_t size_bytes, TimePoint now) {
   if (bytes_per_second_ == 0) return now;
@@ -17,7 +22,11 @@ bool BandwidthCap::wait(std::uint64_t size_bytes, const std::stop_token& stop) {
   const TimePoint start = book(size_bytes, std::chrono::steady_clock::now());
   std::mutex mutex;
   std::unique_lock lock(mutex);
-  stopped_.wait_until(lock, stop, start, [] { return false; });
+  for (auto now = std::chrono::steady_clock::now(); now < start && !stop.stop_requested();
+       now = std::chrono::steady_clock::now()) {
+    ++pauses_;
+    stopped_.wait_until(lock, stop, std::min(start, now + kPause), [] { return false; });
+  }
   return !stop.stop_requested();
 }
 

@@ -2,6 +2,7 @@
 // Owned by a promoter or a verb of the CLI. Thread rule: thread-safe.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -19,11 +20,14 @@ class BandwidthCap {
   [[nodiscard]] TimePoint book(std::uint64_t size_bytes, TimePoint now);
   // Books, and sleeps until then. False: told to stop.
   [[nodiscard]] bool wait(std::uint64_t size_bytes, const std::stop_token& stop);
+  // Grows while somebody waits here: whoever does is as fast as the cap allows.
+  [[nodiscard]] std::uint64_t pauses() const { return pauses_; }
 
  private:
   const std::uint64_t bytes_per_second_;
   std::mutex mutex_;
   std::condition_variable_any stopped_;  // never notified: a stop ends the wait
+  std::atomic<std::uint64_t> pauses_{0};
   TimePoint free_at_{};                  // when all that was booked is sent; guarded by mutex_
 };
 

@@ -9,9 +9,19 @@
 #include "base/result.hpp"
 
 namespace slackwater {
+namespace {
 
-CopyBacklog::CopyBacklog(const TierOptions& options, std::string location, Log log, std::function<void()> on_released)
-    : options_(options), location_(std::move(location)), log_(std::move(log)), on_released_(std::move(on_released)) {
+constexpr std::chrono::milliseconds kProgressPoll{200};  // nobody tells when a byte has moved
+
+}  // namespace
+
+CopyBacklog::CopyBacklog(const TierOptions& options, std::string location, Log log, std::function<void()> on_released,
+                         Progress progress)
+    : options_(options),
+      location_(std::move(location)),
+      log_(std::move(log)),
+      on_released_(std::move(on_released)),
+      progress_(progress ? std::move(progress) : [] { return std::uint64_t{0}; }) {
   status_.location = location_;
 }
 
@@ -27,12 +37,12 @@ void CopyBacklog::begin_attempt(const Attempt& attempt, std::optional<std::uint6
     waiting_.clear();
     std::ranges::copy_if(attempt.adopted, std::inserter(waiting_, waiting_.end()),
                          [&](const VersionName& version) { return version.step % options_.every == 0; });
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
 }
 
-void CopyBacklog::offer(const VersionName& version) {
+void CopyBacklog::add(const VersionName& version) {
   if (version.step % options_.every != 0) return;
   std::vector<VersionName> skipped;
   {
@@ -44,7 +54,7 @@ void CopyBacklog::offer(const VersionName& version) {
     }
     waiting_.insert(version);
     trim(skipped);
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
   log_skipped(skipped);
@@ -66,8 +76,10 @@ void CopyBacklog::trim(std::vector<VersionName>& skipped) {
 
 void CopyBacklog::log_skipped(const std::vector<VersionName>& skipped) const {
   for (const VersionName& version : skipped) {
-    log_.warn("step {} is not copied to {}: the tier is too slow, and {} newer versions wait (backlog)", version.step,
-              location_, options_.backlog);
+    log_.warn(
+        "step {} will not be copied to {}: {} newer checkpoints are already waiting (backlog); the tier is too slow "
+        "for `every`",
+        version.step, location_, options_.backlog);
   }
 }
 
@@ -76,7 +88,7 @@ void CopyBacklog::remove(const VersionName& version) {
     const std::lock_guard lock(mutex_);
     waiting_.erase(version);
     removed_.insert(version);
-    ++offers_;
+    ++changes_;
   }
   changed_.notify_all();
 }
@@ -91,25 +103,42 @@ TierStatus CopyBacklog::status() const {
   TierStatus status = status_;
   for (const VersionName& version : waiting_) status.waiting.push_back(version.step);
   if (copying_) status.copying = copying_->step;
+  if (status.last_error.empty()) status.last_error = clean_error_;
   return status;
 }
 
+std::vector<std::uint64_t> CopyBacklog::removing() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> steps;
+  for (const VersionName& version : removed_) steps.push_back(version.step);
+  return steps;
+}
+
 bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                            std::chrono::milliseconds patience) const {
+                            std::chrono::milliseconds idle_limit) const {
   std::unique_lock lock(mutex_);
-  const auto idle = [&] { return waiting_.empty() && removed_.empty() && !working_ && offers_ == seen_; };
+  const auto idle = [&] {
+    return waiting_.empty() && removed_.empty() && !working_ && !cleaning_ && changes_ == seen_;
+  };
+  auto moved_at = std::chrono::steady_clock::now();
+  std::uint64_t moves = moves_;
+  std::uint64_t progress = progress_();
   while (!idle()) {
-    const std::uint64_t seen = moves_;
-    auto until = std::chrono::steady_clock::now() + patience;
+    const auto now = std::chrono::steady_clock::now();
+    const std::uint64_t progress_now = progress_();
+    if (std::exchange(moves, moves_) != moves_ || (progress_now != progress && !failed_)) moved_at = now;
+    progress = progress_now;
+    auto until = moved_at + idle_limit;
     if (deadline) until = std::min(until, *deadline);
-    if (!changed_.wait_until(lock, until, [&] { return idle() || moves_ != seen; })) return idle();
+    if (now >= until) return false;
+    changed_.wait_until(lock, std::min(until, now + kProgressPoll), [&] { return idle() || moves_ != moves; });
   }
   return true;
 }
 
 CopyBacklog::News CopyBacklog::wait_news(const std::stop_token& stop, std::optional<std::chrono::milliseconds> pause) {
   std::unique_lock lock(mutex_);
-  const auto has_news = [&] { return offers_ != seen_; };
+  const auto has_news = [&] { return changes_ != seen_; };
   if (!has_news() && pause != std::chrono::milliseconds(0)) {
     working_ = false;
     changed_.notify_all();
@@ -119,7 +148,7 @@ CopyBacklog::News CopyBacklog::wait_news(const std::stop_token& stop, std::optio
   } else {
     changed_.wait(lock, stop, has_news);
   }
-  seen_ = offers_;
+  seen_ = changes_;
   working_ = !stop.stop_requested();
   News news;
   if (std::exchange(attempt_is_news_, false)) {
@@ -151,6 +180,7 @@ void CopyBacklog::finish(const VersionName& version) {
     waiting_.erase(version);
     if (copying_ == version) copying_.reset();
     ++moves_;
+    failed_ = false;
     status_.newest_step = std::max(status_.newest_step.value_or(0), version.step);
   }
   changed_.notify_all();
@@ -162,7 +192,7 @@ void CopyBacklog::skip(const VersionName& version, const std::string& why) {
     const std::lock_guard lock(mutex_);
     ++status_.skipped;
   }
-  log_.warn("step {} is not copied to {}: {}", version.step, location_, why);
+  log_.warn("step {} will not be copied to {}: {}", version.step, location_, why);
   forget(version);
 }
 
@@ -183,6 +213,7 @@ void CopyBacklog::note_sent(std::uint64_t size_bytes) {
     const std::lock_guard lock(mutex_);
     status_.sent_bytes += size_bytes;
     ++moves_;
+    failed_ = false;
   }
   changed_.notify_all();
 }
@@ -197,9 +228,10 @@ void CopyBacklog::note_error(const Error& error) {
   {
     const std::lock_guard lock(mutex_);
     ++status_.errors;
+    failed_ = true;
     if (std::exchange(status_.last_error, text) == text) return;
   }
-  log_.warn("copies to {} wait, and are tried again: {}", location_, text);
+  log_.warn("copying to {} failed and will be retried: {}", location_, text);
 }
 
 void CopyBacklog::refuse(const Error& error) {
@@ -225,15 +257,38 @@ bool CopyBacklog::pause(const std::stop_token& stop, std::chrono::milliseconds t
   return !stop.stop_requested();
 }
 
+void CopyBacklog::set_cleaning(bool cleaning) {
+  {
+    const std::lock_guard lock(mutex_);
+    cleaning_ = cleaning;
+  }
+  changed_.notify_all();
+}
+
+void CopyBacklog::note_clean_up(const Status& done) {
+  const std::string text = done ? std::string() : done.error().to_string();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done) ++status_.errors;
+    if (std::exchange(clean_error_, text) == text) return;
+  }
+  if (!done) {
+    log_.warn("deleting old checkpoints on {} failed and will be retried; copies go on: {}", location_, text);
+  } else {
+    log_.info("deleting on {} works again", location_);
+  }
+}
+
 void CopyBacklog::note_success() {
   {
     const std::lock_guard lock(mutex_);
+    failed_ = false;
     if (status_.last_error.empty()) return;
     status_.last_error.clear();
     ++moves_;
   }
   changed_.notify_all();
-  log_.info("copies to {} go on", location_);
+  log_.info("copying to {} works again", location_);
 }
 
 }  // namespace slackwater

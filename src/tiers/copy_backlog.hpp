@@ -26,20 +26,27 @@ namespace slackwater {
 
 class CopyBacklog {
  public:
+  // Something that grows while bytes go to the tier, or wait for its bandwidth cap, although no part is finished.
+  using Progress = std::function<std::uint64_t()>;
+
   // `on_released` is called, without a lock, when a version is no longer held.
-  CopyBacklog(const TierOptions& options, std::string location, Log log, std::function<void()> on_released);
+  CopyBacklog(const TierOptions& options, std::string location, Log log, std::function<void()> on_released,
+              Progress progress = {});
 
   // This run goes on under a new attempt: versions that it did not adopt are not copied any more, and the adopted ones
   // that are due wait. `continued` is the step that the run restored, if it did.
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void offer(const VersionName& version);   // committed under that attempt
+  void add(const VersionName& version);   // committed under that attempt
   void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
-  // True: nothing waits any more, and the promoter is at rest. Gives up when `deadline` has passed, or when nothing has
-  // moved for `patience`.
+  // The steps that the user deleted and that are still to be deleted on this tier.
+  [[nodiscard]] std::vector<std::uint64_t> removing() const;
+  // True: nothing waits any more, and promoter and cleaner are at rest. Gives up when `deadline` has passed, or when
+  // nothing has moved for `idle_limit`. Bytes that do not make a whole part yet count, but not behind an error: a dead
+  // tier takes some bytes of every try.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                               std::chrono::milliseconds patience) const;
+                               std::chrono::milliseconds idle_limit) const;
 
   // For the promoter's thread.
 
@@ -60,9 +67,14 @@ class CopyBacklog {
   void note_step_on_tier(std::uint64_t step);
   void note_error(const Error& error);  // logs it, unless it is the same as before
   void note_success();                  // a call to the tier went through
-  // Nothing more can be copied under this attempt: what waits is skipped, and so is what is offered from now on.
+
+  // For the cleaner's thread.
+  void set_cleaning(bool cleaning);
+  void note_clean_up(const Status& done);  // as note_error() and note_success(), for deletions
+
+  // Nothing more can be copied under this attempt: what waits is skipped, and so is what is added from now on.
   void refuse(const Error& error);
-  // Sleeps, whatever is offered meanwhile. False: told to stop.
+  // Sleeps, whatever is added meanwhile. False: told to stop.
   [[nodiscard]] bool pause(const std::stop_token& stop, std::chrono::milliseconds time);
 
  private:
@@ -74,19 +86,23 @@ class CopyBacklog {
   const std::string location_;
   const Log log_;
   const std::function<void()> on_released_;
+  const Progress progress_;
 
   mutable std::mutex mutex_;  // guards what follows
   mutable std::condition_variable_any changed_;
   std::optional<Attempt> attempt_;
   std::optional<std::uint64_t> continued_;
   bool attempt_is_news_ = false;
-  std::uint64_t offers_ = 0;  // counts changes that the promoter has to look at
+  std::uint64_t changes_ = 0;  // what the promoter has to look at
   std::uint64_t seen_ = 0;
   std::set<VersionName> waiting_;
   std::set<VersionName> removed_;
   std::optional<VersionName> copying_;
   bool refused_ = false;
-  bool working_ = false;  // the promoter is not at rest
+  bool working_ = false;    // the promoter is not at rest
+  bool cleaning_ = false;   // nor is the cleaner
+  bool failed_ = false;     // the last thing that happened to a copy was an error
+  std::string clean_error_;  // of the last clean-up; empty: it went well
   TierStatus status_;
   std::uint64_t moves_ = 0;  // counts progress, for wait_idle()
 };

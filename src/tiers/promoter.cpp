@@ -18,8 +18,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstRetry{250};
 constexpr milliseconds kLastRetry{15'000};
-constexpr milliseconds kFirstLook{20};  // for the work of other ranks
-constexpr milliseconds kLastLook{2'000};
+constexpr milliseconds kFirstPoll{20};  // for the work of other ranks
+constexpr milliseconds kLastPoll{2'000};
 
 std::unique_ptr<TierWorker> make_worker(const TierWork& work) {
   if (work.rank == 0) return std::make_unique<TierLeader>(work);
@@ -31,7 +31,8 @@ std::unique_ptr<TierWorker> make_worker(const TierWork& work) {
 Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned number)
     : tier_(tier),
       thread_name_(fmt::format("sw-promote-{}", number)),
-      backlog_(tier_.options(), tier_.root(), source.log, source.on_released),
+      backlog_(tier_.options(), tier_.root(), source.log, source.on_released,
+               [this] { return tier_.fs().accepted_bytes() + cap_.pauses(); }),
       cap_(tier_.options().bandwidth_bytes),
       worker_(make_worker({.tier = tier_,
                            .local = source.local,
@@ -44,7 +45,8 @@ Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned num
                            .world = source.world,
                            .direct_io = source.direct_io,
                            .buffer_bytes = source.buffer_bytes,
-                           .leads_node = source.leads_node})) {}
+                           .leads_node = source.leads_node,
+                           .number = number})) {}
 
 Promoter::~Promoter() { stop(); }
 
@@ -58,31 +60,32 @@ void Promoter::stop() {
   if (!thread_.joinable()) return;
   tier_.fs().stop_transfers();  // a request over a slow network ends at once, and the next run continues
   thread_.join();
+  worker_->stop();  // behind it: the thread may just have started the cleaner
 }
 
-std::optional<TierSurvey> Promoter::wait_survey(std::chrono::steady_clock::time_point deadline) {
+std::optional<TierInventory> Promoter::wait_inventory(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  surveyed_changed_.wait_until(lock, deadline, [&] { return surveyed_; });
-  return survey_;
+  inventory_changed_.wait_until(lock, deadline, [&] { return inventory_taken_; });
+  return inventory_;
 }
 
-void Promoter::survey() {
-  auto found = survey_tier(tier_.fs(), tier_.root());
+void Promoter::list_tier() {
+  auto found = take_inventory(tier_.fs(), tier_.root());
   if (!found) backlog_.note_error(found.error());
   {
     const std::lock_guard lock(mutex_);
-    surveyed_ = true;
-    if (found) survey_ = std::move(*found);
+    inventory_taken_ = true;
+    if (found) inventory_ = std::move(*found);
   }
-  surveyed_changed_.notify_all();
+  inventory_changed_.notify_all();
 }
 
 void Promoter::loop(const std::stop_token& stop) {
-  survey();
+  list_tier();
   milliseconds retry = kFirstRetry;
-  std::optional<milliseconds> look;  // none: nothing to do until there are news
+  std::optional<milliseconds> poll;  // none: nothing to do until there are news
   while (!stop.stop_requested()) {
-    CopyBacklog::News news = backlog_.wait_news(stop, look);
+    CopyBacklog::News news = backlog_.wait_news(stop, poll);
     if (stop.stop_requested()) return;
     if (news.attempt) {
       todo_.attempt = std::move(news.attempt);
@@ -101,21 +104,21 @@ void Promoter::loop(const std::stop_token& stop) {
       if (outcome.error().kind == ErrorKind::kAborted) {
         backlog_.refuse(outcome.error());
         todo_.attempt.reset();
-        look.reset();
+        poll.reset();
         continue;
       }
       backlog_.note_error(outcome.error());
       if (!backlog_.pause(stop, retry)) return;
       retry = std::min(2 * retry, kLastRetry);
-      look = kFirstLook;
+      poll = kFirstPoll;
       continue;
     }
     retry = kFirstRetry;
     backlog_.note_success();
     switch (*outcome) {
-      case TierWorker::Outcome::kIdle: look.reset(); break;
-      case TierWorker::Outcome::kWaiting: look = look ? std::min(2 * *look, kLastLook) : kFirstLook; break;
-      case TierWorker::Outcome::kWorked: look = milliseconds(0); break;
+      case TierWorker::Outcome::kIdle: poll.reset(); break;
+      case TierWorker::Outcome::kWaiting: poll = poll ? std::min(2 * *poll, kLastPoll) : kFirstPoll; break;
+      case TierWorker::Outcome::kWorked: poll = milliseconds(0); break;
     }
   }
 }

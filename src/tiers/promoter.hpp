@@ -22,7 +22,7 @@
 #include "tiers/bandwidth_cap.hpp"
 #include "tiers/copy_backlog.hpp"
 #include "tiers/tier.hpp"
-#include "tiers/tier_survey.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "tiers/tier_worker.hpp"
 
 namespace slackwater {
@@ -53,11 +53,11 @@ class Promoter {
   [[nodiscard]] const CopyBacklog& backlog() const { return backlog_; }
   [[nodiscard]] const Tier& tier() const { return tier_; }
   // What was on the tier when the thread started. nullopt: it could not be reached, or not by then.
-  [[nodiscard]] std::optional<TierSurvey> wait_survey(std::chrono::steady_clock::time_point deadline);
+  [[nodiscard]] std::optional<TierInventory> wait_inventory(std::chrono::steady_clock::time_point deadline);
 
  private:
   void loop(const std::stop_token& stop);
-  void survey();
+  void list_tier();
   [[nodiscard]] Result<TierWorker::Outcome> work(const std::stop_token& stop);
 
   const Tier& tier_;
@@ -71,9 +71,9 @@ class Promoter {
   bool begun_ = false;      // an attempt on the tier
 
   std::mutex mutex_;  // guards what follows
-  std::condition_variable surveyed_changed_;
-  bool surveyed_ = false;
-  std::optional<TierSurvey> survey_;
+  std::condition_variable inventory_changed_;
+  bool inventory_taken_ = false;
+  std::optional<TierInventory> inventory_;
 
   std::jthread thread_;  // started last
 };

@@ -11,7 +11,7 @@ namespace slackwater {
 namespace {
 
 // Off the trainer's thread, and once per attempt. The copies of the first step wait for it.
-constexpr std::chrono::seconds kSurveyPatience{2};
+constexpr std::chrono::seconds kSurveyTimeout{2};
 
 }  // namespace
 
@@ -32,12 +32,12 @@ void Promotions::stop() {
 
 Promotions::Survey Promotions::survey(std::optional<std::uint64_t> continued) {
   Survey all;
-  const auto deadline = std::chrono::steady_clock::now() + kSurveyPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kSurveyTimeout;
   for (const auto& promoter : promoters_) {
-    const auto survey = promoter->wait_survey(deadline);
-    if (!survey) continue;
-    all.newest_attempt = std::max(all.newest_attempt, survey->newest_attempt);
-    const Adoption adoption = adopt_from(*survey, source_.local, source_.root, 0, continued);
+    const auto inventory = promoter->wait_inventory(deadline);
+    if (!inventory) continue;
+    all.newest_attempt = std::max(all.newest_attempt, inventory->newest_attempt);
+    const Adoption adoption = adopt_from(*inventory, source_.local, source_.root, 0, continued);
     all.adoption.adopted.insert(all.adoption.adopted.end(), adoption.adopted.begin(), adoption.adopted.end());
     all.adoption.set_aside.insert(all.adoption.set_aside.end(), adoption.set_aside.begin(), adoption.set_aside.end());
   }
@@ -48,8 +48,8 @@ void Promotions::begin_attempt(const Attempt& attempt, std::optional<std::uint64
   for (const auto& promoter : promoters_) promoter->backlog().begin_attempt(attempt, continued);
 }
 
-void Promotions::offer(const VersionName& version) {
-  for (const auto& promoter : promoters_) promoter->backlog().offer(version);
+void Promotions::add(const VersionName& version) {
+  for (const auto& promoter : promoters_) promoter->backlog().add(version);
 }
 
 void Promotions::remove(const VersionName& version) {
@@ -76,20 +76,29 @@ std::vector<TierStatus> Promotions::status() const {
 }
 
 Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                             std::chrono::milliseconds patience) const {
+                             std::chrono::milliseconds idle_limit) const {
   std::string left;
   for (const auto& promoter : promoters_) {
-    if (promoter->backlog().wait_idle(deadline, patience)) continue;
+    if (promoter->backlog().wait_idle(deadline, idle_limit)) continue;
     const TierStatus status = promoter->backlog().status();
     const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
-    const std::string what = steps.empty() ? fmt::format("{} does not respond", status.location)
-                                           : fmt::format("steps {} are not on {}", steps, status.location);
-    left += fmt::format("{}{}{}{}", left.empty() ? "" : "; ", what, status.last_error.empty() ? "" : ": ",
-                        status.last_error);
+    const std::vector<std::uint64_t> removing = promoter->backlog().removing();
+    std::string what;
+    if (!steps.empty()) {
+      what = fmt::format("steps {} were not copied to {}; they stay on tier 0 and the next run copies them", steps,
+                         status.location);
+    }
+    // Nothing remembers a delete() when this process ends.
+    if (!removing.empty()) {
+      what += fmt::format("{}steps {} were deleted, but not on {}; delete them there with slackwater rm",
+                          what.empty() ? "" : "; ", fmt::join(removing, ", "), status.location);
+    }
+    if (what.empty()) what = fmt::format("{} does not respond", status.location);
+    if (!status.last_error.empty()) what += fmt::format(" ({})", status.last_error);
+    left += fmt::format("{}{}", left.empty() ? "" : "; ", what);
   }
   if (left.empty()) return {};
-  return fail(ErrorKind::kTimeout, fmt::format("not everything was copied; the next run continues: {}", left),
-              source_.root);
+  return fail(ErrorKind::kTimeout, std::move(left), source_.root);
 }
 
 }  // namespace slackwater

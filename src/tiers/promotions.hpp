@@ -30,7 +30,7 @@ class Promotions {
   };
   [[nodiscard]] Survey survey(std::optional<std::uint64_t> continued);
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void offer(const VersionName& version);   // committed on tier 0
+  void add(const VersionName& version);   // committed on tier 0
   void remove(const VersionName& version);  // the user deleted it
   // The versions that retention on tier 0 leaves alone: due on a tier, and not there yet.
   [[nodiscard]] std::set<VersionName> held() const;
@@ -38,9 +38,9 @@ class Promotions {
 
   [[nodiscard]] std::vector<TierStatus> status() const;
   // Waits until every version that is due is on its tier. Gives up at the deadline, or when a tier has made no progress
-  // for `patience`. The Error names the steps and the tiers.
+  // for `idle_limit`. The Error names the steps and the tiers.
   [[nodiscard]] Status wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
-                                 std::chrono::milliseconds patience) const;
+                                 std::chrono::milliseconds idle_limit) const;
 
  private:
   const PromotionSource source_;

@@ -8,17 +8,17 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
-#include "tiers/tier_survey.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "version/attempt_files.hpp"
+#include "version/catalog.hpp"
 #include "version/manifest_cache.hpp"
-#include "version/old_uploads.hpp"
 #include "version/pins.hpp"
 
 namespace slackwater {
 namespace {
 
 constexpr unsigned kPartsAtOnce = 4;
-constexpr std::chrono::minutes kOthersPatience{10};  // without a new record, while newer versions wait
+constexpr std::chrono::minutes kOtherRanksTimeout{10};  // without a new record, while newer versions wait
 
 }  // namespace
 
@@ -34,21 +34,27 @@ CopyOptions TierWork::copy_options(const std::stop_token& stop) const {
 // With a directory on each node, the rank of a number may be on another node now than when it saved. So the leader of a
 // node copies whatever its node has of versions of earlier runs. What two nodes have may be copied twice, with the same
 // bytes.
-Status TierWork::copy_share(const VersionFiles& files, VersionCopier& copier, std::uint32_t attempt,
-                            const CopyOptions& options) const {
-  const bool by_node = leads_node != nullptr && files.name().attempt != attempt;
+Result<std::vector<std::string>> TierWork::copy_share(const VersionFiles& files, VersionCopier& copier,
+                                                      std::uint32_t attempt, const CopyOptions& options) const {
+  const bool by_node = shares_by_node(files.name(), attempt);
+  std::vector<std::string> records;
   for (const RecordReference& reference : files.manifest().records) {
-    if (by_node ? !*leads_node : reference.rank % world != rank) continue;
+    if (by_node ? !*leads_node : !owns(reference)) continue;
     Status copied = copier.copy_rank(reference, options);
-    const bool elsewhere = by_node && !copied && copied.error().kind == ErrorKind::kNotFound &&
-                           copied.error().path.starts_with(local_root + "/");
-    if (!copied && !elsewhere) return copied;
+    if (copied) {
+      records.push_back(reference.file);
+      continue;
+    }
+    const bool elsewhere = by_node && copied.error().kind == ErrorKind::kNotFound && is_about_source(copied.error());
+    if (!elsewhere) return fail(std::move(copied).error());
   }
-  return {};
+  return records;
 }
 
 TierLeader::TierLeader(const TierWork& work)
-    : work_(work), policy_{.keep = work.tier.options().keep, .keep_every = work.tier.options().keep_every} {}
+    : work_(work),
+      policy_{.keep = work.tier.options().keep, .keep_every = work.tier.options().keep_every},
+      cleaner_(work_, policy_) {}
 
 // Claiming the tier.
 
@@ -61,34 +67,32 @@ Status TierLeader::open_store() {
 }
 
 Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) {
-  copy_.reset();
-  work_.backlog.end_copy();
+  end_copy();
+  source_errors_.clear();
   attempt_ = 0;
   SW_TRY(open_store());
   // The tier may hold versions that nobody saw when the attempt was claimed on tier 0. They stay live.
-  SW_ASSIGN(const TierSurvey survey, survey_tier(work_.tier.fs(), work_.tier.root()));
+  SW_ASSIGN(const TierInventory inventory, take_inventory(work_.tier.fs(), work_.tier.root()));
   Attempt followed = attempt;
-  if (survey.newest_attempt < attempt.number) {
+  if (inventory.newest_attempt < attempt.number) {
     add_adopted(followed.adopted, followed.set_aside,
-                adopt_from(survey, work_.local, work_.local_root, attempt.number, continued));
+                adopt_from(inventory, work_.local, work_.local_root, attempt.number, continued));
   }
   SW_TRY(store_->follow(followed));
   attempt_ = attempt.number;
-  SW_TRY(drop_finished());
-  // In an object store, parts of uploads that were cut off take space that no list of files shows. Those of versions
-  // that still wait are continued.
-  std::set<VersionName> continued_copies;
-  for (const VersionName& version : work_.backlog.waiting()) continued_copies.insert(version);
-  abandon_older_uploads(work_.tier.fs(), work_.tier.root(), attempt.number, continued_copies, work_.log);
-  clean_due_ = true;  // what killed runs left behind
+  SW_ASSIGN(const std::set<VersionName> unfinished, drop_finished());
+  cleaner_.begin_attempt(*store_, attempt_, unfinished);
   return {};
 }
 
-// Some of what waits is on the tier already, and some is not on tier 0 any more.
-Status TierLeader::drop_finished() {
+// Some of what waits is on the tier already, and some is not on tier 0 any more. Returns what killed runs left here.
+Result<std::set<VersionName>> TierLeader::drop_finished() {
   SW_ASSIGN(const Catalog here, store_->scan_cached());
-  for (const CatalogEntry& entry : here.entries)
+  std::set<VersionName> unfinished;
+  for (const CatalogEntry& entry : here.entries) {
     if (entry.state == VersionState::kLive) work_.backlog.note_step_on_tier(entry.name.step);
+    if (entry.state == VersionState::kUndecided && entry.name.attempt < attempt_) unfinished.insert(entry.name);
+  }
   SW_ASSIGN(const auto above, work_.local.list(work_.local_root));
   for (const VersionName& version : work_.backlog.waiting()) {
     const auto there = std::ranges::find(here.entries, version, &CatalogEntry::name);
@@ -98,16 +102,14 @@ Status TierLeader::drop_finished() {
       work_.backlog.forget(version);
     }
   }
-  return {};
+  return unfinished;
 }
 
 // Copying.
 
 Result<TierWorker::Outcome> TierLeader::advance(const std::stop_token& stop) {
-  if (clean_due_) SW_TRY(clean_up(Need::kRoutine));
   if (!copy_) SW_TRY(begin_next());
-  // What was passed over may be here in part, and is not held any more.
-  if (!copy_) return clean_due_ ? Outcome::kWorked : Outcome::kIdle;
+  if (!copy_) return Outcome::kIdle;
   auto outcome = continue_copy(stop);
   if (!outcome) settle_failure(outcome.error());
   return outcome;
@@ -123,7 +125,7 @@ Status TierLeader::begin_next() {
         return fail(std::move(files).error());
       work_.backlog.skip(version, kind == ErrorKind::kNotFound ? "it was deleted from tier 0 before it was copied"
                                                                : files.error().to_string());
-      clean_due_ = true;
+      cleaner_.request(Need::kRoutine);  // it may be here in part
       continue;
     }
     SW_ASSIGN(const Catalog here, store_->scan_cached());
@@ -138,9 +140,9 @@ Status TierLeader::begin_next() {
     std::ranges::sort(live, {}, name_of);
     const std::vector<VersionName> surplus = expired(live, policy_);
     if (std::ranges::find(surplus, version) != surplus.end()) {
-      const std::string why = fmt::format("the newest {} of this tier are there already (keep)", policy_.keep);
+      const std::string why = fmt::format("the tier already holds {} newer checkpoints (keep)", policy_.keep);
       version.attempt == attempt_ ? work_.backlog.skip(version, why) : work_.backlog.forget(version);
-      clean_due_ = true;
+      cleaner_.request(Need::kRoutine);  // it may be here in part
       continue;
     }
     watch_free_space(here.live_versions().size(), files->manifest().size_bytes);
@@ -156,11 +158,11 @@ Result<TierWorker::Outcome> TierLeader::continue_copy(const std::stop_token& sto
   // A delete(), or a full disk, may have taken it off tier 0, and a restore may have replaced it.
   if (!work_.backlog.held().contains(version)) {
     end_copy();
-    clean_due_ = true;
+    cleaner_.request(Need::kRoutine);
     return Outcome::kWorked;
   }
   SW_TRY(check_newest_attempt(work_.tier.fs(), work_.tier.root(), attempt_));
-  SW_TRY(copy_->copier.begin());
+  SW_TRY(begin_copy());
   CopyOptions options = work_.copy_options(stop);
   options.on_sent = [this, note = options.on_sent](std::uint64_t size_bytes) {
     copy_->sent_bytes += size_bytes;
@@ -169,12 +171,50 @@ Result<TierWorker::Outcome> TierLeader::continue_copy(const std::stop_token& sto
   SW_TRY(work_.copy_share(copy_->files, copy_->copier, attempt_, options));
   SW_ASSIGN(const std::vector<std::uint32_t> missing, copy_->copier.missing_ranks());
   if (!missing.empty()) return await_others(missing);
-  SW_TRY(publish(version));
-  work_.log.info("step {} is on {}", version.step, work_.tier.root());
+  SW_ASSIGN(const bool published, publish(version));
+  if (!published) return copy_again();
+  work_.log.info("step {} was copied to {}", version.step, work_.tier.root());
   work_.backlog.finish(version);
   copy_.reset();
-  clean_due_ = true;
+  cleaner_.request(Need::kRoutine);
   return Outcome::kWorked;
+}
+
+Status TierLeader::begin_copy() {
+  const std::string& directory = copy_->copier.directory();
+  cleaner_.note_copy(copy_->files.name());  // before anything of it is here
+  SW_TRY(copy_->copier.begin());
+  if (std::exchange(copy_->begun, true)) return {};
+  // What ranks of an earlier attempt could not copy may be in order by now.
+  SW_ASSIGN(const auto entries, work_.tier.fs().list(directory));
+  for (const DirectoryEntry& entry : entries) {
+    const auto note = parse_failure_note_file(entry.name);
+    if (note && note->attempt != attempt_) (void)work_.tier.fs().unlink(fmt::format("{}/{}", directory, entry.name));
+  }
+  return {};
+}
+
+// Somebody has removed files since they were copied, or a power cut kept a record and not what it vouches for.
+Result<TierWorker::Outcome> TierLeader::copy_again() {
+  constexpr int kMostTimes = 3;
+  const VersionName version = copy_->files.name();
+  for (const RecordReference& reference : copy_->files.manifest().records) {
+    const bool own = work_.owns(reference) && !work_.shares_by_node(version, attempt_);
+    if (own || !copy_->copier.incomplete().contains(reference.rank)) continue;
+    // Another rank believes that it is done, until its record is gone.
+    Status unlinked = work_.tier.fs().unlink(fmt::format("{}/{}", copy_->copier.directory(), reference.file));
+    if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return fail(std::move(unlinked).error());
+  }
+  if (++copy_->incomplete < kMostTimes) {
+    work_.log.info("files of step {} are missing on {} although they were copied; they are copied again", version.step,
+                   work_.tier.root());
+    return Outcome::kWorked;
+  }
+  copy_->incomplete = 0;
+  return fail(Error{.kind = ErrorKind::kIo,
+                    .message = "files that were copied are missing again; end the process that deletes in this place",
+                    .path = copy_->copier.directory(),
+                    .retryable = true});
 }
 
 Result<TierWorker::Outcome> TierLeader::await_others(const std::vector<std::uint32_t>& missing) {
@@ -182,18 +222,37 @@ Result<TierWorker::Outcome> TierLeader::await_others(const std::vector<std::uint
   // The others read tier 0 as well. If the version is gone there, they cannot copy their part.
   SW_TRY(VersionFiles::read(work_.local, work_.local_root, version));
   if (std::exchange(copy_->missing, missing.size()) != missing.size()) copy_->missing_since = work_.clock.now();
-  // A rank may be unable to copy its part, because the tier is out of its reach or its file is damaged. Then newer
-  // versions must not wait for ever.
+  SW_ASSIGN(const auto failure, find_failure());
+  if (failure) {
+    skip(*failure);
+    return Outcome::kWorked;
+  }
+  // A rank may be unable to say so, because the tier is out of its reach. Then newer versions must not wait for ever.
   const std::vector<VersionName> waiting = work_.backlog.waiting();
   const bool newest = waiting.empty() || waiting.front() == version;
-  if (newest || work_.clock.now() - copy_->missing_since < kOthersPatience) return Outcome::kWaiting;
-  work_.backlog.skip(version, fmt::format("rank {} has not copied its part", missing.front()));
-  end_copy();
-  clean_due_ = true;
+  if (newest || work_.clock.now() - copy_->missing_since < kOtherRanksTimeout) return Outcome::kWaiting;
+  skip(fmt::format("rank {} copied nothing for 10 minutes", missing.front()));
   return Outcome::kWorked;
 }
 
-Status TierLeader::publish(const VersionName& version) {
+// What a rank of this attempt says about files that it cannot copy.
+Result<std::optional<std::string>> TierLeader::find_failure() {
+  constexpr std::uint64_t kMaxNoteBytes = 64u << 10;
+  const std::string& directory = copy_->copier.directory();
+  const auto entries = work_.tier.fs().list(directory);
+  if (!entries && entries.error().kind == ErrorKind::kNotFound) return std::nullopt;
+  if (!entries) return fail(entries.error());
+  for (const DirectoryEntry& entry : *entries) {
+    const auto note = parse_failure_note_file(entry.name);
+    if (!note || note->attempt != attempt_) continue;
+    SW_ASSIGN(std::string why, read_listed(work_.tier.fs(), directory, entry.name, kMaxNoteBytes));
+    std::ranges::replace_if(why, [](char letter) { return static_cast<unsigned char>(letter) < 0x20; }, ' ');
+    return fmt::format("rank {} cannot copy its files: {}", note->rank, why);
+  }
+  return std::nullopt;
+}
+
+Result<bool> TierLeader::publish(const VersionName& version) {
   // In this order, so that no crash leaves a pinned version on this tier without its pin.
   SW_ASSIGN(const auto pins, list_pins(work_.local, work_.local_root));
   if (pins.contains(version)) SW_TRY(pin_ahead_of_commit(work_.tier.fs(), work_.tier.root(), version));
@@ -206,19 +265,20 @@ Status TierLeader::publish(const VersionName& version) {
 void TierLeader::settle_failure(const Error& error) {
   if (!copy_ || error.kind == ErrorKind::kClosed) return;
   const VersionName version = copy_->files.name();
-  const bool of_source = error.path.starts_with(work_.local_root + "/");
-  if (of_source && (error.kind == ErrorKind::kNotFound || error.kind == ErrorKind::kCorrupt)) {
-    work_.backlog.skip(version, error.kind == ErrorKind::kNotFound ? "it was deleted from tier 0 before it was copied"
-                                                                   : error.to_string());
-    end_copy();
-    clean_due_ = true;
-    return;
+  if (work_.is_about_source(error)) {
+    if (error.kind == ErrorKind::kNotFound) return skip("it was deleted from tier 0 before it was copied");
+    if (error.kind == ErrorKind::kCorrupt || ++source_errors_[version] >= kSourceTries) return skip(error.to_string());
   }
-  if (error.kind == ErrorKind::kNoSpace) {
-    if (Status cleaned = clean_up(Need::kSpace); !cleaned) work_.backlog.note_error(cleaned.error());
-  }
+  if (error.kind == ErrorKind::kNoSpace) cleaner_.request(Need::kSpace);
   // What is there in part is continued. If nothing is, the next try takes the newest version.
   if (copy_->sent_bytes == 0) end_copy();
+}
+
+// The version on its way will not be copied.
+void TierLeader::skip(const std::string& why) {
+  work_.backlog.skip(copy_->files.name(), why);
+  end_copy();
+  cleaner_.request(Need::kRoutine);  // it is here in part
 }
 
 void TierLeader::end_copy() {
@@ -234,49 +294,10 @@ void TierLeader::watch_free_space(std::uint64_t present, std::uint64_t version_b
     work_.log.warn("{}: {}", *warning, work_.tier.root());
 }
 
-// Deleting.
-
-Status TierLeader::clean_up(Need need) {
-  SW_TRY(copy_pins());
-  SW_TRY(store_->clean_up(policy_, need));
-  SW_TRY(abandon_uploads());
-  clean_due_ = false;
-  return {};
-}
-
-// Parts of files that nobody will finish: of versions that this run, or an earlier one, no longer copies.
-Status TierLeader::abandon_uploads() {
-  SW_ASSIGN(const auto uploads, work_.tier.fs().list_uploads(work_.tier.root()));
-  const std::set<VersionName> held = work_.backlog.held();
-  for (const PendingUpload& upload : uploads) {
-    const std::string below = upload.path.substr(std::min(upload.path.size(), work_.tier.root().size() + 1));
-    const auto version = parse_version_directory(below.substr(0, below.find('/')));
-    if (!version || held.contains(*version) || version->attempt > attempt_) continue;
-    SW_TRY(work_.tier.fs().abandon_upload(upload));
-  }
-  return {};
-}
-
-// Whatever is pinned on tier 0 is pinned here, before anything is deleted.
-Status TierLeader::copy_pins() {
-  SW_ASSIGN(const auto above, list_pins(work_.local, work_.local_root));
-  if (above.empty()) return {};
-  SW_ASSIGN(const auto here, list_pins(work_.tier.fs(), work_.tier.root()));
-  SW_ASSIGN(const Catalog catalog, store_->scan_cached());
-  for (const CatalogEntry& entry : catalog.entries) {
-    if (entry.state == VersionState::kLive && above.contains(entry.name) && !here.contains(entry.name))
-      SW_TRY(store_->pin(entry.name));
-  }
-  return {};
-}
-
 Status TierLeader::remove(const std::vector<VersionName>& versions) {
-  for (const VersionName& version : versions) {
+  for (const VersionName& version : versions)
     if (copy_ && copy_->files.name() == version) end_copy();
-    Status removed = store_->remove(version, "delete() was called");
-    if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
-    work_.backlog.forget(version);
-  }
+  cleaner_.remove(versions);
   return {};
 }
 

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/result.hpp"
+#include "os/durable.hpp"
 #include "version/attempt_files.hpp"
 #include "version/catalog.hpp"
 #include "version/retention.hpp"
@@ -25,6 +28,8 @@ Status TierMember::begin_attempt(const Attempt& attempt, std::optional<std::uint
   attempt_ = attempt.number;
   published_.clear();
   copied_.clear();
+  source_errors_.clear();
+  failed_.clear();
   return {};
 }
 
@@ -40,43 +45,96 @@ Result<TierWorker::Outcome> TierMember::advance(const std::stop_token& stop) {
   for (const DirectoryEntry& entry : entries)
     if (const auto version = parse_version_directory(entry.name)) there.push_back(*version);
   std::erase_if(published_, [&](const VersionName& version) { return !contains(there, version); });
-  std::erase_if(copied_, [&](const VersionName& version) { return !contains(there, version); });
+  // What was begun and is gone was given up, or published and deleted.
+  for (const auto& [version, records] : copied_)
+    if (!contains(there, version)) work_.backlog.forget(version);
+  std::erase_if(copied_, [&](const auto& copied) { return !contains(there, copied.first); });
   std::ranges::sort(there, std::greater());
   for (const VersionName& version : there) {
     if (published_.contains(version)) continue;
-    SW_ASSIGN(const Seen seen, look_at(version));
-    if (seen == Seen::kPublished) published_.insert(version);
-    if (seen == Seen::kBegun && !copied_.contains(version)) SW_TRY(copy_own(version, stop));
+    SW_ASSIGN(const Found found, check(version));
+    if (found.seen == Seen::kPublished) published_.insert(version);
+    if (found.seen != Seen::kBegun) continue;
+    if (failed_.contains(version)) {
+      if (!lists(found.entries, failure_note_file({work_.rank, attempt_}))) SW_TRY(write_note(version));
+      continue;
+    }
+    SW_ASSIGN(const bool copied, is_copied(version, found.entries));
+    if (!copied) SW_TRY(copy_own(version, stop));
   }
   drop_settled(there);
   return work_.backlog.waiting().empty() ? Outcome::kIdle : Outcome::kWaiting;
 }
 
-Result<TierMember::Seen> TierMember::look_at(const VersionName& version) {
-  const auto entries = work_.tier.fs().list(version_path(work_.tier.root(), version));
-  if (!entries && entries.error().kind == ErrorKind::kNotFound) return Seen::kNothing;  // rank 0 has just removed it
-  if (!entries) return fail(entries.error());
-  if (lists(*entries, kManifestName)) return Seen::kPublished;
-  return lists(*entries, kIndexName) ? Seen::kBegun : Seen::kNothing;
+Result<TierMember::Found> TierMember::check(const VersionName& version) {
+  auto entries = work_.tier.fs().list(version_path(work_.tier.root(), version));
+  if (!entries && entries.error().kind == ErrorKind::kNotFound) return Found{};  // rank 0 has just removed it
+  if (!entries) return fail(std::move(entries).error());
+  if (lists(*entries, kManifestName)) return Found{.seen = Seen::kPublished};
+  if (!lists(*entries, kIndexName)) return Found{};
+  return Found{.seen = Seen::kBegun, .entries = std::move(*entries)};
+}
+
+// Whether this rank is done. Rank 0 takes a record away if files that it vouches for are gone: they are copied again.
+Result<bool> TierMember::is_copied(const VersionName& version, const std::vector<DirectoryEntry>& entries) {
+  const auto copied = copied_.find(version);
+  if (copied == copied_.end()) return false;
+  for (const std::string& record : copied->second) {
+    const auto slash = record.rfind('/');
+    bool there = false;
+    if (slash == std::string::npos) {
+      there = lists(entries, record);
+    } else {
+      const std::string inner = version_path(work_.tier.root(), version) + "/" + record.substr(0, slash);
+      const auto listed = lists_name(work_.tier.fs(), inner, record.substr(slash + 1));
+      if (!listed && listed.error().kind != ErrorKind::kNotFound) return fail(listed.error());
+      there = listed.value_or(false);
+    }
+    if (there) continue;
+    copied_.erase(copied);
+    return false;
+  }
+  return true;
 }
 
 Status TierMember::copy_own(const VersionName& version, const std::stop_token& stop) {
   const auto files = VersionFiles::read(work_.local, work_.local_root, version);
   // Debris of another run, or deleted from tier 0 meanwhile: rank 0 will remove it here.
   if (!files && (files.error().kind == ErrorKind::kNotFound || files.error().kind == ErrorKind::kAborted)) return {};
-  if (!files) return fail(files.error());
+  if (!files) return settle_failure(version, files.error());
   VersionCopier copier(*files, work_.tier.fs(), work_.tier.root());
   work_.backlog.begin_copy(version);
-  const Status copied = work_.copy_share(*files, copier, attempt_, work_.copy_options(stop));
+  auto records = work_.copy_share(*files, copier, attempt_, work_.copy_options(stop));
   work_.backlog.end_copy();
-  if (copied) {
-    copied_.insert(version);
-    return {};
+  if (!records) return settle_failure(version, records.error());
+  copied_[version] = std::move(*records);
+  return {};
+}
+
+Status TierMember::settle_failure(const VersionName& version, const Error& error) {
+  if (!work_.is_about_source(error) || error.kind == ErrorKind::kClosed) {
+    if (error.kind == ErrorKind::kNotFound) return {};  // rank 0 has given the version up and removed it here
+    return fail(error);
   }
-  // Rank 0 has given the version up and removed it, here or on tier 0. It may be damaged on tier 0: rank 0 waits for
-  // this rank's part until it gives the version up.
-  if (copied.error().kind == ErrorKind::kNotFound) return {};
-  return copied;
+  if (error.kind == ErrorKind::kNotFound) {
+    // Or on tier 0. If it is still there, only this rank's files are gone.
+    const auto still = lists_name(work_.local, version_path(work_.local_root, version), kManifestName);
+    if (!still && still.error().kind == ErrorKind::kNotFound) return {};
+    if (!still) return fail(still.error());
+    if (!*still) return {};
+  } else if (error.kind != ErrorKind::kCorrupt && ++source_errors_[version] < kSourceTries) {
+    return fail(error);
+  }
+  work_.backlog.skip(version, fmt::format("rank {} cannot read its files: {}", work_.rank, error.to_string()));
+  failed_[version] = error.to_string();
+  return write_note(version);
+}
+
+Status TierMember::write_note(const VersionName& version) {
+  const std::string directory = version_path(work_.tier.root(), version);
+  Status written = place_file(work_.tier.fs(), directory, failure_note_file({work_.rank, attempt_}), failed_[version]);
+  if (!written && written.error().kind == ErrorKind::kNotFound) return {};  // rank 0 has just removed the version
+  return written;
 }
 
 // What waits here ends when it is published, when tier 0 does not have it any more, or when rank 0 will not copy it

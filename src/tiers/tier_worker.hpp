@@ -1,7 +1,7 @@
 // TierWorker: what one rank does on one lower tier, without the thread that does it. TierLeader is rank 0: it claims
-// the tier for this run, chooses the next version, publishes manifests and deletes. TierMember is any other rank: it
-// copies its own files of the versions that rank 0 has begun. They exchange no messages: each sees on the tier itself
-// what the other has done.
+// the tier for this run, chooses the next version and publishes manifests; its TierCleaner deletes. TierMember is any
+// other rank: it copies its own files of the versions that rank 0 has begun. They exchange no messages: each sees on
+// the tier itself what the other has done.
 // Owned by a Promoter. Thread rule: all calls belong to the promoter's thread.
 #pragma once
 
@@ -38,18 +38,31 @@ struct TierWork {
   std::uint64_t buffer_bytes = 0;  // for the copies of this tier
   // With a directory on each node: whether this rank leads the ranks of its node. Null: all share tier 0.
   const std::atomic<bool>* leads_node = nullptr;
+  unsigned number = 1;  // of the tier, for the names of threads
 
+  // Whether an error is about tier 0, and not about the tier that is copied to.
+  [[nodiscard]] bool is_about_source(const Error& error) const { return error.path.starts_with(local_root + "/"); }
+  // Whether each node copies what it has of a version, and not each rank what belongs to its number.
+  [[nodiscard]] bool shares_by_node(const VersionName& version, std::uint32_t attempt) const {
+    return leads_node != nullptr && version.attempt != attempt;
+  }
+  // Whether this rank copies the files of a rank that wrote the version, perhaps in a run with more or fewer ranks.
+  [[nodiscard]] bool owns(const RecordReference& reference) const { return reference.rank % world == rank; }
   // Copies this rank's share of a version, which an earlier run may have saved with more or fewer ranks, or with its
-  // ranks on other nodes. `attempt` is that of this run.
-  [[nodiscard]] Status copy_share(const VersionFiles& files, VersionCopier& copier, std::uint32_t attempt,
-                                  const CopyOptions& options) const;
+  // ranks on other nodes. `attempt` is that of this run. Returns the names of the records that are on the tier now.
+  [[nodiscard]] Result<std::vector<std::string>> copy_share(const VersionFiles& files, VersionCopier& copier,
+                                                            std::uint32_t attempt, const CopyOptions& options) const;
   [[nodiscard]] CopyOptions copy_options(const std::stop_token& stop) const;
 };
+
+// How often a file of tier 0 may fail to be read before its version is given up. It may be away for a moment; but one
+// that cannot be read must not keep newer versions from the tier. (Each read is tried several times by itself.)
+inline constexpr int kSourceTries = 3;
 
 class TierWorker {
  public:
   enum class Outcome : std::uint8_t {
-    kIdle,     // nothing to do until something is offered
+    kIdle,     // nothing to do until something is added
     kWaiting,  // other ranks are not done; look again soon
     kWorked,   // there may be more to do
   };
@@ -61,6 +74,8 @@ class TierWorker {
   [[nodiscard]] virtual Result<Outcome> advance(const std::stop_token& stop) = 0;
   // The user deleted these. Only rank 0 does anything.
   [[nodiscard]] virtual Status remove(const std::vector<VersionName>& versions) = 0;
+  // Ends threads of its own. From the thread that stops the promoter.
+  virtual void stop() {}
 };
 
 }  // namespace slackwater

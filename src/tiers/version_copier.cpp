@@ -1,6 +1,7 @@
 #include "tiers/version_copier.hpp"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,6 +14,8 @@
 
 namespace slackwater {
 namespace {
+
+constexpr int kCopyTries = 3;  // to copy a version that somebody else deletes at the same time
 
 std::string base_name(const std::string& name) { return name.substr(name.rfind('/') + 1); }
 
@@ -41,8 +44,10 @@ Result<std::string> VersionCopier::make_rank_directory(const std::string& file) 
 }
 
 Status VersionCopier::copy_rank(const RecordReference& reference, const CopyOptions& options) {
-  SW_ASSIGN(const bool there, has_record(reference));
-  if (there) return {};
+  if (!incomplete_.contains(reference.rank)) {
+    SW_ASSIGN(const bool there, has_record(reference));
+    if (there) return {};
+  }
   SW_ASSIGN(const VersionFiles::RankPart part, source_.rank_part(reference));
   SW_ASSIGN(const std::string inner, make_rank_directory(reference.file));
   for (const FileRecord& file : part.record.files) {
@@ -55,8 +60,15 @@ Status VersionCopier::copy_rank(const RecordReference& reference, const CopyOpti
   if (inner != directory_) SW_TRY(target_.sync_directory(inner));
   SW_TRY(target_.sync_directory(directory_));
   SW_TRY(target_.sync_directory(root_));
-  found_.insert(reference.rank);
+  incomplete_.erase(reference.rank);
+  note_found(reference, part.record, part.record_text.size());
   return {};
+}
+
+void VersionCopier::note_found(const RecordReference& reference, const Record& record, std::uint64_t record_bytes) {
+  Files& files = found_[reference.rank];
+  files = {{reference.file, record_bytes}};
+  for (const FileRecord& file : record.files) files.push_back({file.name, file.size_bytes});
 }
 
 Result<bool> VersionCopier::has_record(const RecordReference& reference) {
@@ -68,7 +80,8 @@ Result<bool> VersionCopier::has_record(const RecordReference& reference) {
   if (!text) return fail(text.error());
   // Half a record is one that is being written, or that a crash cut short.
   if (digest128(*text) != reference.digest) return false;
-  found_.insert(reference.rank);
+  SW_ASSIGN(const Record record, parse_record(*text, path));
+  note_found(reference, record, text->size());
   return true;
 }
 
@@ -87,7 +100,27 @@ Result<bool> VersionCopier::is_published() {
   return listed;
 }
 
-Status VersionCopier::publish() {
+Result<std::vector<std::uint32_t>> VersionCopier::incomplete_ranks() {
+  incomplete_.clear();
+  SW_ASSIGN(const std::vector<std::uint32_t> without_record, missing_ranks());
+  incomplete_.insert(without_record.begin(), without_record.end());
+  const auto listed = target_.list_files(directory_);
+  if (!listed && listed.error().kind != ErrorKind::kNotFound) return fail(listed.error());
+  const auto is_there = [&](const FileEntry& file) {
+    if (!listed) return false;
+    const auto found = std::ranges::lower_bound(*listed, file.name, {}, &FileEntry::name);
+    return found != listed->end() && found->name == file.name && found->size_bytes == file.size_bytes;
+  };
+  index_is_there_ = listed && std::ranges::binary_search(*listed, std::string_view(kIndexName), {}, &FileEntry::name);
+  for (const auto& [rank, files] : found_)
+    if (!std::ranges::all_of(files, is_there)) incomplete_.insert(rank);
+  for (const std::uint32_t rank : incomplete_) found_.erase(rank);
+  return std::vector<std::uint32_t>(incomplete_.begin(), incomplete_.end());
+}
+
+Result<bool> VersionCopier::publish() {
+  SW_ASSIGN(const std::vector<std::uint32_t> incomplete, incomplete_ranks());
+  if (!incomplete.empty() || !index_is_there_) return false;
   // Whoever wrote a file may have died before its last sync. One sync of each directory makes all names durable; the
   // bytes were synced before their record was written.
   std::set<std::string> inner;
@@ -100,19 +133,46 @@ Status VersionCopier::publish() {
   SW_TRY(target_.sync_directory(root_));
   // The same text as on the tier above, so that the two manifests have the same digest and seal.
   Status published = publish_exclusively(target_, directory_, kManifestName, source_.manifest_text(), random_id());
-  if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
+  if (published) return true;
+  if (published.error().kind != ErrorKind::kAlreadyExists) return fail(std::move(published).error());
   SW_ASSIGN(const std::string there, read_listed(target_, directory_, kManifestName, kMaxManifestBytes));
-  if (there == source_.manifest_text()) return target_.sync_directory(directory_);
-  return fail(ErrorKind::kCorrupt, "there is another manifest for this version; remove it with slackwater rm",
+  if (there == source_.manifest_text()) {
+    SW_TRY(target_.sync_directory(directory_));
+    return true;
+  }
+  return fail(ErrorKind::kCorrupt,
+              "the target already has a different manifest for this step; remove it there with slackwater rm",
               fmt::format("{}/{}", directory_, kManifestName));
 }
 
 Status VersionCopier::copy_all(const CopyOptions& options) {
+  for (int tries = 0; tries < kCopyTries; ++tries) {
+    SW_ASSIGN(const bool complete, is_complete());
+    if (complete) return {};
+    SW_TRY(begin());
+    for (const RecordReference& reference : source_.manifest().records) SW_TRY(copy_rank(reference, options));
+    SW_ASSIGN(const bool published, publish());
+    if (!published) continue;
+    SW_ASSIGN(const bool still_complete, is_complete());
+    if (still_complete) return {};
+    // Files went after the last look at them. What was published must not stay without them.
+    Status withdrawn = target_.unlink(fmt::format("{}/{}", directory_, kManifestName));
+    if (!withdrawn && withdrawn.error().kind != ErrorKind::kNotFound) return withdrawn;
+    SW_TRY(target_.sync_directory(directory_));
+  }
+  return fail(Error{.kind = ErrorKind::kBusy,
+                    .message = fmt::format("step {} was deleted there while it was copied: a run that copies to the "
+                                           "same place does not keep it (`keep`), or another process cleans up there",
+                                           source_.name().step),
+                    .path = directory_,
+                    .retryable = true});
+}
+
+Result<bool> VersionCopier::is_complete() {
   SW_ASSIGN(const bool published, is_published());
-  if (published) return {};
-  SW_TRY(begin());
-  for (const RecordReference& reference : source_.manifest().records) SW_TRY(copy_rank(reference, options));
-  return publish();
+  if (!published) return false;
+  SW_ASSIGN(const std::vector<std::uint32_t> incomplete, incomplete_ranks());
+  return incomplete.empty() && index_is_there_;
 }
 
 }  // namespace slackwater

@@ -124,8 +124,7 @@ Result<bool> VersionRepair::publish() {
   const std::string path = fmt::format("{}/{}", version_path(target_.root, order_.version), kManifestName);
   const auto there = read_manifest(*target_.fs, target_.root, order_.version);
   if (!there && there.error().kind == ErrorKind::kCorrupt) SW_TRY(target_.fs->unlink(path));
-  SW_TRY(VersionCopier(files, *target_.fs, target_.root).publish());
-  return true;
+  return VersionCopier(files, *target_.fs, target_.root).publish();
 }
 
 // An upper tier that was lost has lost its attempt files too. The newest one says which versions are live. It is never

@@ -57,6 +57,20 @@ std::optional<std::uint32_t> parse_attempt_file(std::string_view name) {
 
 std::string record_file(std::uint32_t rank) { return fmt::format("rank-{:05}.record", rank); }
 
+std::string failure_note_file(const FailureNote& note) {
+  return fmt::format("rank-{:05}.a{}.failed", note.rank, note.attempt);
+}
+
+std::optional<FailureNote> parse_failure_note_file(std::string_view name) {
+  std::string_view rest = name;
+  FailureNote note;
+  if (!take_prefix(rest, "rank-") || !take_number(rest, note.rank) || !take_prefix(rest, ".a") ||
+      !take_number(rest, note.attempt) || failure_note_file(note) != name) {
+    return std::nullopt;
+  }
+  return note;
+}
+
 bool is_rank_directory(std::string_view name) {
   std::string_view rest = name;
   std::uint32_t group = 0;
@@ -97,7 +111,7 @@ bool RankFiles::is_data(std::string_view name, std::uint32_t rank) const {
 
 bool is_version_file(std::string_view name) {
   if (name == kManifestName || name == kIndexName) return true;
-  if (directory_in(name).empty() && rank_of_file(name)) return true;
+  if (directory_in(name).empty() && (rank_of_file(name) || parse_failure_note_file(name))) return true;
   // See publish_exclusively().
   const bool is_private =
       name.starts_with(fmt::format(".{}.", kManifestName)) || name.starts_with(fmt::format(".{}.", kIndexName));

@@ -30,6 +30,13 @@ struct VersionName {
 [[nodiscard]] std::string attempt_file(std::uint32_t attempt);                                // "attempt-0007.json"
 [[nodiscard]] std::optional<std::uint32_t> parse_attempt_file(std::string_view name);
 [[nodiscard]] std::string record_file(std::uint32_t rank);       // "rank-00000.record"; RankFiles says where it is
+// "rank-00003.a7.failed": a rank of that attempt cannot copy its files of this version to this tier, and says why.
+struct FailureNote {
+  std::uint32_t rank = 0;
+  std::uint32_t attempt = 0;
+};
+[[nodiscard]] std::string failure_note_file(const FailureNote& note);
+[[nodiscard]] std::optional<FailureNote> parse_failure_note_file(std::string_view name);
 [[nodiscard]] std::string pin_file(const VersionName& version);  // "pin-0000000042.a7"
 [[nodiscard]] std::optional<VersionName> parse_pin_file(std::string_view name);
 
@@ -53,9 +60,9 @@ struct RankFiles {
   friend bool operator==(const RankFiles&, const RankFiles&) = default;
 };
 
-// Whether Slackwater creates files of this name in a version's directory: data, records, index, manifest, and the
-// private names of a manifest that is being published or deleted. Nothing else is ever deleted there. In the
-// subdirectories, only data and records are.
+// Whether Slackwater creates files of this name in a version's directory: data, records, index, manifest,
+// failure notes, and the private names of a manifest that is being published or deleted. Nothing else is ever deleted
+// there. In the subdirectories, only data and records are.
 [[nodiscard]] bool is_version_file(std::string_view name);
 [[nodiscard]] bool is_rank_directory(std::string_view name);  // "g0003"
 

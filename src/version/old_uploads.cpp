@@ -7,10 +7,9 @@
 #include "version/names.hpp"
 
 namespace slackwater {
-namespace {
 
 // "<root>/step-0000000042.a7/g0003/rank-03072.safetensors" -> step 42 of attempt 7.
-std::optional<VersionName> version_of(std::string_view path, std::string_view root) {
+std::optional<VersionName> version_of_upload(std::string_view path, std::string_view root) {
   while (root.ends_with('/')) root.remove_suffix(1);
   if (!path.starts_with(root) || !path.substr(root.size()).starts_with('/')) return std::nullopt;
   const std::string_view below = path.substr(root.size() + 1);
@@ -19,33 +18,14 @@ std::optional<VersionName> version_of(std::string_view path, std::string_view ro
   return parse_version_directory(below.substr(0, slash));
 }
 
-}  // namespace
-
 Result<std::vector<PendingUpload>> uploads_of_older_attempts(FileSystem& fs, const std::string& root,
                                                              std::uint32_t newest) {
   SW_ASSIGN(std::vector<PendingUpload> uploads, fs.list_uploads(root));
   std::erase_if(uploads, [&](const PendingUpload& upload) {
-    const auto version = version_of(upload.path, root);
+    const auto version = version_of_upload(upload.path, root);
     return !version || version->attempt >= newest;
   });
   return uploads;
-}
-
-void abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest,
-                           const std::set<VersionName>& continued, const Log& log) {
-  const auto uploads = uploads_of_older_attempts(fs, root, newest);
-  if (!uploads) {
-    log.warn("cannot look for uploads that earlier runs left behind: {}", uploads.error().to_string());
-    return;
-  }
-  for (const PendingUpload& upload : *uploads) {
-    if (continued.contains(*version_of(upload.path, root))) continue;
-    if (const Status abandoned = fs.abandon_upload(upload); !abandoned) {
-      log.warn("cannot abort an upload that an earlier run left behind: {}", abandoned.error().to_string());
-      continue;
-    }
-    log.info("aborted the upload of {}: its run is over", upload.path);
-  }
 }
 
 }  // namespace slackwater

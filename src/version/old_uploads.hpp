@@ -4,11 +4,11 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "base/log.hpp"
 #include "os/file_system.hpp"
 #include "slackwater/error.hpp"
 #include "version/names.hpp"
@@ -19,9 +19,7 @@ namespace slackwater {
 [[nodiscard]] Result<std::vector<PendingUpload>> uploads_of_older_attempts(FileSystem& fs, const std::string& root,
                                                                            std::uint32_t newest);
 
-// Aborts them, except those of versions in `continued`, and goes on after an error. For a run, once it has claimed
-// attempt `newest`.
-void abandon_older_uploads(FileSystem& fs, const std::string& root, std::uint32_t newest,
-                           const std::set<VersionName>& continued, const Log& log);
+// The version that a file below the root of a tier belongs to, by its path.
+[[nodiscard]] std::optional<VersionName> version_of_upload(std::string_view path, std::string_view root);
 
 }  // namespace slackwater

@@ -69,11 +69,12 @@ std::vector<Removal> leftovers(const Catalog& catalog, const Sweeper& sweeper) {
       case VersionState::kUndecided:
         if (sweeper.abandoned.contains(entry.name)) {
           removals.push_back({entry.name, "it was given up, but could not be removed then", false});
+        } else if (sweeper.own_copies) {
+          // The caller leaves out those that are held: their copy is under way, or continues.
+          if (sweeper.own_copies->contains(entry.name) && entry.name.attempt <= sweeper.attempt)
+            removals.push_back({entry.name, "its copy was given up", false});
         } else if (settled(entry.name) && !sweeper.in_doubt.contains(entry.name)) {
           removals.push_back({entry.name, "it was never committed, and its writer is gone", false});
-        } else if (sweeper.lower_tier && entry.name.attempt <= sweeper.attempt) {
-          // The caller leaves out those that are held: their copy is under way, or continues.
-          removals.push_back({entry.name, "its copy was given up", false});
         }
         break;
     }
@@ -118,7 +119,7 @@ std::vector<Removal> removable_if_not_held(const Catalog& catalog, const RunStat
   Sweeper sweeper{.attempt = run.attempt, .alone = run.alone, .in_doubt = run.doubtful};
   if (run.deciding) sweeper.in_doubt.insert(*run.deciding);
   sweeper.abandoned = run.abandoned;
-  sweeper.lower_tier = run.lower_tier;
+  sweeper.own_copies = run.own_copies;
   for (const VersionInfo& version : sure) {
     if (version.attempt != run.attempt) continue;
     sweeper.committed = true;
@@ -151,7 +152,7 @@ std::vector<Removal> removable(const Catalog& catalog, const RunState& run, cons
   const std::vector<Removal> all = removable_if_not_held(catalog, run, policy, need);
   std::vector<Removal> removals = all;
   std::erase_if(removals, [&](const Removal& removal) { return run.held.contains(removal.version); });
-  const bool last_resort = need == Need::kSpace && removals.empty() && !run.lower_tier;
+  const bool last_resort = need == Need::kSpace && removals.empty() && !run.own_copies;
   return last_resort ? all : removals;
 }
 

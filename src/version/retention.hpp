@@ -39,7 +39,9 @@ struct Sweeper {
   bool committed = false;                // this attempt has committed a version
   std::set<VersionName> in_doubt = {};   // the last sync of the decision failed, or is under way
   std::set<VersionName> abandoned = {};  // an earlier removal failed
-  bool lower_tier = false;               // what is undecided is a copy that this run began, or an earlier one
+  // A lower tier. Others copy there too, such as `slackwater copy`, and an object store has no lock. So only these
+  // undecided versions may go: copies that this run began, and those that it found when it started.
+  std::optional<std::set<VersionName>> own_copies = {};
 };
 
 // What no restore will ever choose: undecided and aborted versions that nobody writes any more and, once this attempt
@@ -62,7 +64,7 @@ struct RunState {
   std::set<VersionName> abandoned = {};      // an earlier removal failed
   // Still to be copied to a lower tier; on a lower tier: on their way here.
   std::set<VersionName> held = {};
-  bool lower_tier = false;  // versions come here as copies, which this run alone begins and ends
+  std::optional<std::set<VersionName>> own_copies = {};  // only on a lower tier; as in Sweeper
   // The newest attempt that this run knows to be its own or older. Before claim(), the newest one found by open().
   std::uint32_t newest_known = 0;
 

@@ -65,10 +65,12 @@ Result<bool> VersionRemover::remove(const VersionName& version, const std::strin
   }
   log_.info("deleting step {} (attempt {}): {}", version.step, version.attempt, why);
 
-  // 2. The manifest goes first: no crash may leave a live version that lacks files.
+  // 2. The manifest goes first: no crash may leave a live version that lacks files. (One that is published here from
+  //    now on is not the one that was looked at: step 6.)
   cache_.erase(version);
-  if (Status unlinked = fs_.unlink(manifest_path); !unlinked && unlinked.error().kind != ErrorKind::kNotFound)
-    return fail(std::move(unlinked).error());
+  const bool may_be_published = pinned == Pinned::kStaysIfConfirmed && manifest.empty();
+  Status unlinked = may_be_published ? Status() : fs_.unlink(manifest_path);
+  if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return fail(std::move(unlinked).error());
 
   // 3. A rank that pins writes the pin and then looks for the manifest. We remove the manifest and then look for the
   //    pin. So at least one of the two sees the other.
@@ -82,15 +84,25 @@ Result<bool> VersionRemover::remove(const VersionName& version, const std::strin
   }
   // 4. From here on there is no way back. After a crash, a second name would mean that all files are still there, so it
   //    goes before they do.
-  if (Status unlinked = fs_.unlink(aside_path(directory)); !unlinked && unlinked.error().kind != ErrorKind::kNotFound)
-    return fail(std::move(unlinked).error());
+  unlinked = fs_.unlink(aside_path(directory));
+  if (!unlinked && unlinked.error().kind != ErrorKind::kNotFound) return fail(std::move(unlinked).error());
   // 5. Both names must be gone for good before any file is. Sync even if we found them gone: the sync after their
   //    removal may have failed, or a crash may have come before it.
   SW_TRY(fs_.sync_directory(directory));
 
-  // 6. Now nobody can need the files.
+  // 6. Now nobody can need the files. Where there is no lock that keeps others out, somebody may have copied the rest
+  //    of an undecided version here and published it meanwhile. Before the first file goes, that version stays. After
+  //    it, the copier finds that files are missing, and what it published is removed as well.
+  if (may_be_published) {
+    SW_ASSIGN(const bool decided, lists_name(fs_, directory, kManifestName));
+    if (decided) {
+      log_.info("step {} (attempt {}) is kept: it was published meanwhile", version.step, version.attempt);
+      return false;
+    }
+  }
   SW_TRY(unlink_if(directory, is_version_file));
   SW_TRY(remove_rank_directories(directory));
+  if (may_be_published) SW_TRY(unlink_if(directory, is_version_file));
   SW_ASSIGN(const bool removed, remove_if_empty(directory));
   if (!removed) {
     const std::lock_guard lock(mutex_);

@@ -189,9 +189,15 @@ Status VersionStore::follow(const Attempt& attempt) {
   rank_ = 0;
   attempt_ = attempt;
   run_.lock()->claim(attempt);
-  run_.lock()->lower_tier = true;
+  add_own_copies({});
   remove_old_attempt_files(fs_, root_, attempt.number, lock_ != nullptr);
   return {};
+}
+
+void VersionStore::add_own_copies(const std::set<VersionName>& versions) {
+  const auto run = run_.lock();
+  if (!run->own_copies) run->own_copies.emplace();
+  run->own_copies->insert(versions.begin(), versions.end());
 }
 
 Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {

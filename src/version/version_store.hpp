@@ -58,6 +58,9 @@ class VersionStore {
   // For a lower tier: goes on under the attempt that was claimed on tier 0. Publishes its file here, with the versions
   // that only this tier has added to `adopted`. kAborted: another run has taken that number or a newer one.
   [[nodiscard]] Status follow(const Attempt& attempt);
+  // For a lower tier: this run copies these here, or found them without a manifest when it started. Nobody else may
+  // remove them, and this run removes no other copies (retention.hpp).
+  void add_own_copies(const std::set<VersionName>& versions);
   // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
 

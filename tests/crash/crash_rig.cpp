@@ -5,6 +5,8 @@
 
 #include "engine/engine_impl.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/garbage.hpp"
+#include "version/version_remover.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -170,6 +172,19 @@ void CrashRig::remove(Engine& engine, std::uint64_t step) {
   doubtful_.erase(number);
   gone_.insert(number);
   book();
+}
+
+void CrashRig::collect_garbage() {
+  const std::string root = directory_.path() + "/run";
+  const auto lock = must(disk_.try_lock(lock_path(root)));
+  const Catalog catalog = must(scan_catalog(disk_, root));
+  const auto garbage = find_garbage(disk_, root, catalog, must(newest_attempt_number(disk_, root)));
+  if (garbage.empty()) throw std::runtime_error("there is no garbage, so this scenario shows nothing");
+  ManifestCache cache;
+  VersionRemover remover(disk_, root, Log([](LogLevel, std::string_view) {}), cache);
+  using Pinned = VersionRemover::Pinned;
+  for (const Removal& removal : garbage)
+    must(remover.remove(removal.version, removal.why, removal.committed ? Pinned::kStays : Pinned::kStaysIfConfirmed));
 }
 
 }  // namespace slackwater::test

@@ -66,6 +66,8 @@ class CrashRig {
   std::uint64_t resume(Engine& engine);
   void pin(Engine& engine, std::uint64_t step);
   void remove(Engine& engine, std::uint64_t step);
+  // What `slackwater gc --delete` does, while no engine is open.
+  void collect_garbage();
 
   [[nodiscard]] const PowerCutJournal& journal() const { return journal_; }
   [[nodiscard]] std::size_t first_cut() const { return first_cut_; }

@@ -71,6 +71,24 @@ void lower_tier(CrashRig& rig) {
   for (std::uint64_t step = 5; step <= 6; ++step) rig.save_and_copy(engine, step);
 }
 
+// A step whose files are there but not its decision, and a rollback: what `slackwater gc` removes.
+void garbage(CrashRig& rig) {
+  {
+    Engine engine = rig.open(3);
+    for (std::uint64_t step = 1; step <= 3; ++step) rig.save(engine, step);
+    rig.pin(engine, 1);
+  }
+  {
+    Engine engine = rig.open_faulty(3);
+    rig.restore(engine, 2);
+    rig.faults().fail(FsCall::kUnlink, EIO, {.times = kAlways});  // as if it were killed before it cleans up
+    rig.save(engine, 3);
+    rig.faults().fail(FsCall::kLink, EIO, {.path = "manifest"});
+    rig.save(engine, 4);
+  }
+  rig.collect_garbage();
+}
+
 // Errors first, then the cut: what an error left unsynced must not count, nor take anything else along.
 void failing_disk(CrashRig& rig) {
   Engine engine = rig.open_faulty(1);
@@ -126,6 +144,7 @@ const std::vector<NamedScenario>& crash_scenarios() {
       {"failing disk", failing_disk, kSmall},
       {"subdirectories", subdirectories, kSmall},
       {"a lower tier", lower_tier, kSmall},
+      {"gc", garbage, kSmall},
       {"each call fails once", each_call_fails_once, kSmall},
       {"a disk of keep + 1 states", full_disk, kSmall},
   };

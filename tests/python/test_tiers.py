@@ -90,7 +90,7 @@ def test_a_dead_tier_does_not_stop_training_and_close_names_what_is_left(tmp_pat
     for step in (1, 2):
         ckpt.save(step, {"n": step})
     ckpt.wait()
-    with pytest.raises(sw.TimeoutError, match=r"steps 1, 2 are not on .*file/run"):
+    with pytest.raises(sw.TimeoutError, match=r"steps 1, 2 were not copied to .*file/run"):
         ckpt.close()
     assert sw.load(tmp_path / "run")["n"] == 2
 

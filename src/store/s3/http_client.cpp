@@ -63,7 +63,7 @@ std::string HttpAnswer::header(std::string_view name) const {
 // The callbacks are called by libcurl, from within easy_perform. No exception may pass through it.
 struct HttpClient::Exchange {
   const HttpRequest& request;
-  const HttpClient& client;
+  HttpClient& client;
   std::uint64_t max_body_bytes = 0;
   HttpAnswer answer = {};
   std::uint64_t sent = 0;                  // of the body
@@ -83,6 +83,7 @@ struct HttpClient::Exchange {
         const auto taken = bytes->first(std::min({size * count, bytes->size(), static_cast<std::size_t>(left)}));
         std::memcpy(into, taken.data(), taken.size());
         exchange.sent += taken.size();
+        exchange.client.sent_bytes_ += taken.size();
         return taken.size();
       }
       exchange.source_error = bytes ? Error{.kind = ErrorKind::kInternal,

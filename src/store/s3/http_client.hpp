@@ -65,6 +65,8 @@ class HttpClient {
   [[nodiscard]] Result<HttpAnswer> call(const HttpRequest& request, std::uint64_t body_bytes,
                                         std::optional<std::chrono::milliseconds> connect = {});
 
+  // Of bodies, so far: given to libcurl, which reads no more than it can send.
+  [[nodiscard]] std::uint64_t sent_bytes() const { return sent_bytes_; }
   void stop() { stopping_ = true; }
   [[nodiscard]] bool stopping() const { return stopping_; }
 
@@ -78,6 +80,7 @@ class HttpClient {
   const std::string ca_file_;
   const HttpLimits limits_;
 
+  std::atomic<std::uint64_t> sent_bytes_ = 0;
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> disowned_ = false;  // in a forked child
   std::mutex mutex_;

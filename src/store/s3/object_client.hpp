@@ -105,6 +105,7 @@ class ObjectClient {
   [[nodiscard]] Result<ObjectPage> list(const std::string& prefix, std::string_view delimiter);
 
   void stop();
+  [[nodiscard]] std::uint64_t sent_bytes() const { return http_.sent_bytes(); }  // of bodies, finished or not
   // Sleeps unless stop() is called. False: it was.
   [[nodiscard]] bool pause(std::chrono::milliseconds duration);
 

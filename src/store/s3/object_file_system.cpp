@@ -87,6 +87,17 @@ Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& pa
   return entries;
 }
 
+Result<std::vector<FileEntry>> ObjectFileSystem::list_files(const std::string& path) {
+  SW_ASSIGN(const std::string key, key_of(path));
+  const std::string prefix = directory_prefix(key);
+  SW_ASSIGN(ObjectPage all, client_->list(prefix, {}));
+  std::vector<FileEntry> files;
+  for (const ObjectInfo& object : all.objects)
+    if (object.key.size() > prefix.size()) files.push_back({object.key.substr(prefix.size()), object.size_bytes});
+  std::ranges::sort(files, {}, &FileEntry::name);
+  return files;
+}
+
 // nullopt: there is nothing of this name.
 Result<std::optional<FileStatus>> ObjectFileSystem::look_up(const std::string& key) {
   if (remembers(key)) return listing_->find(key);

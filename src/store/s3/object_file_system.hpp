@@ -41,6 +41,7 @@ class ObjectFileSystem final : public FileSystem {
   [[nodiscard]] Status remove_directory(const std::string& path) override;
   [[nodiscard]] Result<std::vector<DirectoryEntry>> list(const std::string& path) override;
   [[nodiscard]] Result<FileStatus> status(const std::string& path) override;
+  [[nodiscard]] Result<std::vector<FileEntry>> list_files(const std::string& path) override;
   [[nodiscard]] Result<std::uint64_t> free_bytes(const std::string& path) override;
   [[nodiscard]] Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override;
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) override;
@@ -48,6 +49,7 @@ class ObjectFileSystem final : public FileSystem {
                                                                  std::uint64_t size_bytes) override;
   [[nodiscard]] Result<std::vector<PendingUpload>> list_uploads(const std::string& path) override;
   [[nodiscard]] Status abandon_upload(const PendingUpload& upload) override;
+  [[nodiscard]] std::uint64_t accepted_bytes() const override { return client_->sent_bytes(); }
   void refresh() override;
   [[nodiscard]] Result<std::string> remembered_names() override;
   [[nodiscard]] Status learn_names(std::string_view names) override;

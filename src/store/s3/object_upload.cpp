@@ -28,8 +28,10 @@ Result<std::unique_ptr<FileUpload>> ObjectUpload::begin(ObjectClient& client, st
 Status ObjectUpload::resume_or_create() {
   // The key names step, attempt and rank, so an upload under way is one of the same bytes. The newest is taken if a
   // writer was killed more than once; gc aborts the others when their attempt is over.
+  // A store, or a policy, that lists no uploads: then this one begins anew.
   auto uploads = list_uploads(client_, key_);
-  if (!uploads && uploads.error().kind != ErrorKind::kUnsupported) return fail(std::move(uploads).error());
+  if (!uploads && uploads.error().kind != ErrorKind::kUnsupported && uploads.error().kind != ErrorKind::kPermission)
+    return fail(std::move(uploads).error());
   if (uploads) {
     std::erase_if(*uploads, [&](const UploadInfo& upload) { return upload.key != key_; });
     if (!uploads->empty()) {

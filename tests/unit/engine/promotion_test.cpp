@@ -74,7 +74,7 @@ TEST_F(PromotionTest, NewestGoesFirstAndOldestIsSkippedAndCounted) {
   copied(run);
   EXPECT_EQ(live(lower()), "5 6");
   EXPECT_TRUE(run->tiers()[0].last_error.empty());
-  EXPECT_NE(log().find("step 1 is not copied to"), std::string::npos) << log();
+  EXPECT_NE(log().find("step 1 will not be copied to"), std::string::npos) << log();
   EXPECT_TRUE(run->close());
 }
 
@@ -89,7 +89,7 @@ TEST_F(PromotionTest, CloseNamesWhatIsLeftAndTheNextRunContinues) {
     const Status closed = run->close(std::chrono::milliseconds(200));
     ASSERT_FALSE(closed);
     EXPECT_EQ(closed.error().kind, ErrorKind::kTimeout);
-    EXPECT_NE(closed.error().message.find("steps 1 are not on " + lower()), std::string::npos)
+    EXPECT_NE(closed.error().message.find("steps 1 were not copied to " + lower()), std::string::npos)
         << closed.error().to_string();
   }
   EXPECT_EQ(live(lower()), "");

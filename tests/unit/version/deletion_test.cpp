@@ -81,6 +81,42 @@ TEST_F(DeletionTest, APinSetWhileTheVersionIsBeingDeletedHolds) {
   EXPECT_TRUE(logged("step 1 (attempt 1) is kept: it was pinned meanwhile"));
 }
 
+// Where there is no lock, somebody may publish a version that looks like debris.
+TEST_F(DeletionTest, DebrisThatIsPublishedBeforeItsFirstFileGoesStays) {
+  const std::string manifest = path_of({1, 1}) + "/" + kManifestName;
+  auto store = open_store();
+  commit(*store, claim(*store), 1);
+  const std::string text = read(manifest);
+  ASSERT_TRUE(std::filesystem::remove(manifest));
+  claim(*store);
+  fs_.hang(FsCall::kSyncDirectory, {.path = version_directory({1, 1})});
+  {
+    const std::jthread cleaner([&] { EXPECT_TRUE(store->clean_up({.keep = 1})); });
+    fs_.wait_hung(1);
+    write(manifest, text);
+    fs_.release_hung();
+  }
+  EXPECT_EQ(read(manifest), text);
+  EXPECT_EQ(read(path_of({1, 1}) + "/" + data_file(0, 0)), "data of step 1");
+}
+
+TEST_F(DeletionTest, DebrisThatIsPublishedWhileItsFilesGoLosesItsManifestToo) {
+  const std::string manifest = path_of({1, 1}) + "/" + kManifestName;
+  auto store = open_store();
+  commit(*store, claim(*store), 1);
+  const std::string text = read(manifest);
+  ASSERT_TRUE(std::filesystem::remove(manifest));
+  claim(*store);
+  fs_.hang(FsCall::kUnlink, {.path = data_file(0, 0)});
+  {
+    const std::jthread cleaner([&] { EXPECT_TRUE(store->clean_up({.keep = 1})); });
+    fs_.wait_hung(1);
+    write(manifest, text);
+    fs_.release_hung();
+  }
+  EXPECT_FALSE(exists(path_of({1, 1}))) << "a live version without its files";
+}
+
 TEST_F(DeletionTest, APinSetBeforeTheDeletionBeginsLeavesTheManifestUntouched) {
   auto store = open_store();
   const Attempt attempt = claim(*store);

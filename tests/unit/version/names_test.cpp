@@ -78,6 +78,20 @@ TEST(Names, FilesOfARankAreKnownInItsSubdirectoryAndNowhereElse) {
   EXPECT_FALSE(files.is_data(files.record(3072), 3072));
 }
 
+TEST(Names, FailureNotesAreOursAndNoFilesOfARank) {
+  const std::string name = failure_note_file({.rank = 3, .attempt = 7});
+  EXPECT_EQ(name, "rank-00003.a7.failed");
+  const auto note = parse_failure_note_file(name);
+  ASSERT_TRUE(note);
+  EXPECT_EQ(note->rank, 3u);
+  EXPECT_EQ(note->attempt, 7u);
+  EXPECT_TRUE(is_version_file(name)) << "it is deleted with its version";
+  EXPECT_FALSE(rank_of_file(name));
+  for (const char* other : {"rank-3.a7.failed", "rank-00003.a07.failed", "rank-00003.failed", "rank-00003.a7.failed2",
+                            "rank-00003.a.failed", "xrank-00003.a7.failed"})
+    EXPECT_FALSE(parse_failure_note_file(other)) << other;
+}
+
 TEST(Names, OnlyOurOwnSpellingIsASubdirectory) {
   for (const char* name : {"g0000", "g0003", "g9999", "g12345"}) EXPECT_TRUE(is_rank_directory(name)) << name;
   for (const char* name : {"", "g", "g3", "g003", "g00003", "g-001", "g+001", "G0003", "g0003/", "g0003x", "xg0003",

@@ -183,12 +183,22 @@ TEST(Retention, OnALowerTierACopyThatWasGivenUpGoesAndOneOnItsWayStays) {
   Catalog catalog = live_catalog({5});
   for (const std::uint64_t step : {3, 4, 6})
     catalog.entries.push_back({.name = {step, 1}, .state = VersionState::kUndecided, .info = {}, .error = {}});
-  RunState run{.attempt = 1, .lower_tier = true};
+  RunState run{.attempt = 1, .own_copies = std::set<VersionName>{{3, 1}, {4, 1}, {6, 1}}};
   run.held = {{4, 1}, {6, 1}};
   EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kRoutine), Steps{3});
   EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kSpace), Steps{3});
-  run.lower_tier = false;
+  run.own_copies.reset();
   EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kRoutine), Steps{}) << "its writer may still be at it";
+}
+
+TEST(Retention, OnALowerTierACopyThatSomebodyElseBeganStays) {
+  Catalog catalog = live_catalog({5});
+  catalog.entries.push_back({.name = {3, 1}, .state = VersionState::kUndecided, .info = {}, .error = {}});
+  catalog.entries.push_back({.name = {4, 2}, .state = VersionState::kUndecided, .info = {}, .error = {}});
+  RunState run{.attempt = 2, .own_copies = std::set<VersionName>{}};
+  EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kSpace), Steps{}) << "it may be on its way";
+  run.own_copies = std::set<VersionName>{{3, 1}};
+  EXPECT_EQ(removed_steps(catalog, run, {.keep = 2}, Need::kRoutine), Steps{3}) << "found when this run started";
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "tiers/tier_survey.hpp"
+#include "tiers/tier_inventory.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@
 namespace slackwater {
 namespace {
 
-// The attempts of tier 0 that the surveyed tier has not seen, oldest first. nullopt: its file cannot be read.
+// The attempts of tier 0 that that tier has not seen, oldest first. nullopt: its file cannot be read.
 std::vector<std::optional<Attempt>> unseen_attempts(FileSystem& fs, const std::string& tier_0, std::uint32_t seen,
                                                     std::uint32_t own_attempt) {
   std::vector<std::optional<Attempt>> attempts;
@@ -34,26 +34,26 @@ bool outlives(const VersionName& version, const Attempt& attempt) {
 
 }  // namespace
 
-Result<TierSurvey> survey_tier(FileSystem& fs, const std::string& root) {
-  TierSurvey survey;
+Result<TierInventory> take_inventory(FileSystem& fs, const std::string& root) {
+  TierInventory inventory;
   const auto catalog = scan_catalog(fs, root);
-  if (!catalog && catalog.error().kind == ErrorKind::kNotFound) return survey;
+  if (!catalog && catalog.error().kind == ErrorKind::kNotFound) return inventory;
   if (!catalog) return fail(catalog.error());
-  SW_ASSIGN(survey.newest_attempt, newest_attempt_number(fs, root));
+  SW_ASSIGN(inventory.newest_attempt, newest_attempt_number(fs, root));
   for (const CatalogEntry& entry : catalog->entries) {
-    survey.newest_attempt = std::max(survey.newest_attempt, entry.name.attempt);
-    if (entry.adoptable()) survey.adoptable.push_back(entry.name);
+    inventory.newest_attempt = std::max(inventory.newest_attempt, entry.name.attempt);
+    if (entry.adoptable()) inventory.adoptable.push_back(entry.name);
   }
-  survey.set_aside = catalog->set_aside();
-  return survey;
+  inventory.set_aside = catalog->set_aside();
+  return inventory;
 }
 
-Adoption adopt_from(const TierSurvey& survey, FileSystem& fs, const std::string& tier_0, std::uint32_t own_attempt,
-                    std::optional<std::uint64_t> continued) {
-  Adoption adoption{.adopted = {}, .set_aside = survey.set_aside};
-  const auto attempts = unseen_attempts(fs, tier_0, survey.newest_attempt, own_attempt);
+Adoption adopt_from(const TierInventory& inventory, FileSystem& fs, const std::string& tier_0,
+                    std::uint32_t own_attempt, std::optional<std::uint64_t> continued) {
+  Adoption adoption{.adopted = {}, .set_aside = inventory.set_aside};
+  const auto attempts = unseen_attempts(fs, tier_0, inventory.newest_attempt, own_attempt);
   const bool unknown = std::ranges::any_of(attempts, [](const auto& attempt) { return !attempt; });
-  for (const VersionName& version : survey.adoptable) {
+  for (const VersionName& version : inventory.adoptable) {
     if (continued && version.step > *continued) continue;  // this run rolled back to an earlier step
     const bool replaced =
         std::ranges::any_of(attempts, [&](const auto& attempt) { return attempt && !outlives(version, *attempt); });

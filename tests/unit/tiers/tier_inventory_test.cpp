@@ -1,4 +1,4 @@
-#include "tiers/tier_survey.hpp"
+#include "tiers/tier_inventory.hpp"
 
 #include <filesystem>
 #include <fstream>
@@ -12,11 +12,11 @@ namespace slackwater::test {
 namespace {
 
 // Tier 0 has attempt files only: adopt_from() reads nothing else there.
-class TierSurveyTest : public ::testing::Test {
+class TierInventoryTest : public ::testing::Test {
  protected:
   using Versions = std::vector<VersionName>;
 
-  TierSurveyTest() { std::filesystem::create_directories(control_path(tier_0_)); }
+  TierInventoryTest() { std::filesystem::create_directories(control_path(tier_0_)); }
   void attempt(std::uint32_t number, Versions adopted) {
     std::ofstream(control_path(tier_0_) + "/" + attempt_file(number))
         << serialize(Attempt{.number = number, .run = random_id(), .members = {random_id()}, .adopted = adopted});
@@ -31,24 +31,24 @@ class TierSurveyTest : public ::testing::Test {
   const std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
 };
 
-TEST_F(TierSurveyTest, ARunThatRestoredNothingAdoptsEverything) {
+TEST_F(TierInventoryTest, ARunThatRestoredNothingAdoptsEverything) {
   attempt(5, {});
   EXPECT_EQ(adopt(0, {}).adopted, (Versions{{40, 5}, {50, 5}, {60, 5}}));
 }
 
-TEST_F(TierSurveyTest, ARollbackLeavesLaterVersionsBehind) {
+TEST_F(TierInventoryTest, ARollbackLeavesLaterVersionsBehind) {
   attempt(5, {});
   EXPECT_EQ(adopt(0, 50).adopted, (Versions{{40, 5}, {50, 5}}));
 }
 
-TEST_F(TierSurveyTest, ARollbackThatTheTierMissedHoldsThereToo) {
+TEST_F(TierInventoryTest, ARollbackThatTheTierMissedHoldsThereToo) {
   attempt(5, {});
   attempt(6, {{30, 5}, {40, 5}});  // continued from step 40 while the tier was out of reach
   attempt(7, {{40, 5}, {70, 6}});
   EXPECT_EQ(adopt(7, 70).adopted, (Versions{{40, 5}}));
 }
 
-TEST_F(TierSurveyTest, IfTheAttemptsInBetweenAreUnknownVersionsAreSetAside) {
+TEST_F(TierInventoryTest, IfTheAttemptsInBetweenAreUnknownVersionsAreSetAside) {
   attempt(5, {});
   attempt(7, {{40, 5}});  // 6 is missing
   const Adoption adoption = adopt(8, 70);
@@ -56,13 +56,13 @@ TEST_F(TierSurveyTest, IfTheAttemptsInBetweenAreUnknownVersionsAreSetAside) {
   EXPECT_EQ(adoption.set_aside.size(), 3u) << "kept, until somebody decides";
 }
 
-TEST_F(TierSurveyTest, ATierThatDoesNotExistIsEmpty) {
-  const auto survey = survey_tier(*fs_, temp_ / "none");
-  ASSERT_TRUE(survey);
-  EXPECT_EQ(survey->newest_attempt, 0u);
+TEST_F(TierInventoryTest, ATierThatDoesNotExistIsEmpty) {
+  const auto inventory = take_inventory(*fs_, temp_ / "none");
+  ASSERT_TRUE(inventory);
+  EXPECT_EQ(inventory->newest_attempt, 0u);
 }
 
-TEST_F(TierSurveyTest, NothingIsListedTwice) {
+TEST_F(TierInventoryTest, NothingIsListedTwice) {
   Versions adopted{{40, 5}};
   std::vector<SetAside> aside{{{60, 5}, "damaged"}};
   add_adopted(adopted, aside, {.adopted = {{40, 5}, {50, 5}, {60, 5}}, .set_aside = {{{50, 5}, "unknown"}}});
