@@ -40,7 +40,7 @@ section = printf '\n\033[1m== %s\033[0m\n' "$(1)"
 help:
 	@echo "Slackwater: checkpoints at every iteration"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "Settings: PYTHON=$(PYTHON) JOBS=$(JOBS)"
 

@@ -184,7 +184,7 @@ def slackwater() -> str:
 
 
 def make_targets() -> set[str]:
-    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
 def mpi_headers() -> list[str]:
