@@ -113,7 +113,7 @@ class Session:
         flatten_seconds = time.perf_counter() - start - capture.user_seconds
         self.watch_optimizers(capture.has_torch)
         self.methods.wrap_mode_switches(self, capture.optimizers)
-        streams = producers(capture.devices, capture.lent) if named is None else named
+        streams = producers(capture.devices, capture.lent, named)
         snapshot = Snapshot([], capture, self.ownership, flatten_seconds)
         arrived, self._arriving = snapshot._arrived, snapshot
         try:
