@@ -204,8 +204,11 @@ class Session:
 
     def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
         chosen = None if streams is None else stream_pairs(streams)
+        self._fence_each(lambda snapshot: snapshot.fence(chosen, host=host))
+
+    def _fence_each(self, fence: Callable[[Snapshot], None]) -> None:
         for snapshot in list(self._unsettled):
-            snapshot.fence(chosen, host=host)
+            fence(snapshot)
             if not snapshot._to_fence:
                 self._unsettled.pop(snapshot, None)
 
@@ -214,7 +217,7 @@ class Session:
         if self.ownership.disowned or not self._unsettled:
             return
         try:
-            self.fence()
+            self._fence_each(Snapshot._fence_step)
         except Exception:
             logger.exception("the fence failed; the snapshots in flight may be lost, training goes on")
 
