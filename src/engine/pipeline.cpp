@@ -12,6 +12,9 @@ namespace {
 
 constexpr unsigned kMaxAutoCopyThreads = 2;
 constexpr unsigned kMaxAutoTouchThreads = 4;
+// While memory is registered, other calls of the driver wait, the trainer's too. So a registration is followed by a
+// pause of so many times its length, unless training waits for the slab.
+constexpr int kPinPauses = 3;
 
 unsigned copy_threads(const Options& options) {
   if (options.copy_threads != 0) return options.copy_threads;
@@ -111,6 +114,7 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
       StagerOptions{
           .copy_threads = copy_threads(options),
           .copies_ahead_bytes = options.copies_ahead_bytes,
+          .copies_ahead_operations = options.copies_ahead_operations,
           .stall_timeout = options.stall_timeout,
           .needs_pin = [registrar = pipeline->registrar_](int slab) { return registrar->needs_pin(slab); },
           .pin = [registrar = pipeline->registrar_](
