@@ -201,7 +201,8 @@ class Snapshot:
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        if capture.read_again and torch.reads_the_same(
+        written = self._written_dtensors(capture)
+        if not written and capture.read_again and torch.reads_the_same(
             capture.watched, capture.addresses, capture.held, capture.versions, capture.identities, capture.sizes
         ):
             return [], []
@@ -209,7 +210,8 @@ class Snapshot:
         identities, before = torch.identities(capture.watched), capture.addresses[: len(addresses)]
         sizes = torch.storage_sizes(capture.held[: len(addresses)])
         if (
-            versions == capture.versions
+            not written
+            and versions == capture.versions
             and addresses == before
             and identities == capture.identities
             and sizes == capture.sizes
@@ -228,9 +230,18 @@ class Snapshot:
         torn = [
             capture.names[index]
             for index in late
-            if versions[index] != capture.versions[index] or identities[index] != capture.identities[index]
+            if versions[index] != capture.versions[index]
+            or identities[index] != capture.identities[index]
+            or capture.names[index] in written
         ]
         return torn, freed
+
+    @staticmethod
+    def _written_dtensors(capture: Capture) -> set[str]:
+        """DTensors that were written to through the wrapper, as an optimizer of one's own would. That counts in its own
+        version, which it shares with what ``detach()`` makes of it (``state_dict()`` of a model under FSDP2)."""
+        pairs = zip(capture.dtensors, capture.dtensor_versions, strict=True)
+        return {name for (name, tensor), version in pairs if tensor._version != version}
 
     def _late(self, capture: Capture) -> list[int]:
         """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.
