@@ -202,8 +202,12 @@ class Snapshot:
             return [], []
         torch = torch_adapter()
         written = self._written_dtensors(capture)
-        if not written and capture.read_again and torch.reads_the_same(
-            capture.watched, capture.addresses, capture.held, capture.versions, capture.identities, capture.sizes
+        if (
+            not written
+            and capture.read_again
+            and torch.reads_the_same(
+                capture.watched, capture.addresses, capture.held, capture.versions, capture.identities, capture.sizes
+            )
         ):
             return [], []
         versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)

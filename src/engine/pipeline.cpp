@@ -111,15 +111,14 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
   }
   pipeline->stager_ = std::make_unique<Stager>(
       *pipeline->pool_,
-      StagerOptions{
-          .copy_threads = copy_threads(options),
-          .copies_ahead_bytes = options.copies_ahead_bytes,
-          .copies_ahead_operations = options.copies_ahead_operations,
-          .stall_timeout = options.stall_timeout,
-          .needs_pin = [registrar = pipeline->registrar_](int slab) { return registrar->needs_pin(slab); },
-          .pin = [registrar = pipeline->registrar_](
-                     int slab, std::span<std::byte> memory) { registrar->pin_now(slab, memory); },
-          .pin_pauses = kPinPauses});
+      StagerOptions{.copy_threads = copy_threads(options),
+                    .copies_ahead_bytes = options.copies_ahead_bytes,
+                    .copies_ahead_operations = options.copies_ahead_operations,
+                    .stall_timeout = options.stall_timeout,
+                    .needs_pin = [registrar = pipeline->registrar_](int slab) { return registrar->needs_pin(slab); },
+                    .pin = [registrar = pipeline->registrar_](
+                               int slab, std::span<std::byte> memory) { registrar->pin_now(slab, memory); },
+                    .pin_pauses = kPinPauses});
   return pipeline;
 }
 

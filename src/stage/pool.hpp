@@ -108,14 +108,14 @@ class Pool {
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;                 // guarded by mutex_; the last one is leased first
-  std::deque<std::uint64_t> waiting_;     // guarded by mutex_; tickets; the front one is served next
-  std::uint64_t next_ticket_ = 0;         // guarded by mutex_
-  std::uint64_t came_free_ = 0;           // guarded by mutex_; how often a slab came free: shows progress
-  std::uint32_t touched_ = 0;             // guarded by mutex_, like what follows
-  bool announcing_ = false;               // a touching thread is inside on_ready_
-  TimePoint quiet_until_{};               // the next one may begin, if nobody is in a hurry
-  std::uint32_t impatient_ = 0;           // callers of wait_touched() and wait_touched_for()
+  std::vector<int> free_;              // guarded by mutex_; the last one is leased first
+  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets; the front one is served next
+  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
+  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free: shows progress
+  std::uint32_t touched_ = 0;          // guarded by mutex_, like what follows
+  bool announcing_ = false;            // a touching thread is inside on_ready_
+  TimePoint quiet_until_{};            // the next one may begin, if nobody is in a hurry
+  std::uint32_t impatient_ = 0;        // callers of wait_touched() and wait_touched_for()
   bool stopping_ = false;
   std::unique_ptr<SlabToucher> toucher_;  // started last
 };

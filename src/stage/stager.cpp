@@ -384,8 +384,8 @@ class Stager::Impl {
   std::vector<StagingRef> live_;  // guarded by mutex_; all whose on_done has not been called
   std::stop_source slab_wait_;    // guarded by mutex_; interrupts the thread that waits for a slab
   std::chrono::steady_clock::time_point no_pin_before_;  // guarded by mutex_
-  bool turn_taken_ = false;       // guarded by mutex_; a thread waits for a slab, or for fewer copies
-  bool stopping_ = false;         // guarded by mutex_
+  bool turn_taken_ = false;  // guarded by mutex_; a thread waits for a slab, or for fewer copies
+  bool stopping_ = false;    // guarded by mutex_
   // Made for the first job that needs it, before any of its copies; constant from then until stop().
   std::unique_ptr<CopyWaiter> copy_waiter_;
   std::vector<std::jthread> threads_;  // started last
