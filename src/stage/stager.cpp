@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/result.hpp"
 #include "base/thread.hpp"
 #include "stage/chunk_copier.hpp"
 #include "stage/copy_budget.hpp"
