@@ -78,6 +78,7 @@ struct Options {
   std::chrono::milliseconds stall_timeout{60'000};
   std::string cuda_driver = "libcuda.so.1";          // loaded when the first CUDA tensor is seen
   std::uint64_t copies_ahead_bytes = 64u << 20;      // outstanding on each device before the fence; 0: no limit
+  std::uint64_t copies_ahead_operations = 256;       // the same, in calls of the driver
   std::uint64_t copy_turn_bytes = 2u << 20;          // leave a device before the trainer's copies pass; 0: no turns
   bool batched_copies = true;                        // use the driver's batch call if it has one
   std::uint32_t rank = 0;                            // number of this process

@@ -92,6 +92,14 @@ void bind_snapshot(nb::module_& module) {
           "Wait until every copy is made or queued on its device, without the GIL; False on time-out. Signals are "
           "handled.")
       .def(
+          "queue_all",
+          [](PySnapshot& self) {
+            const WithoutGil release;
+            // The level is not waited for.
+            static_cast<void>(self.get().wait(Level::kFenced, std::chrono::milliseconds(0)));
+          },
+          "Have every copy queued on its device as soon as the pool allows. Does not wait.")
+      .def(
           "fence",
           [](PySnapshot& self, const StreamList& streams) {
             const std::vector<StreamRef> refs = to_streams(streams);

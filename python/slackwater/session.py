@@ -113,7 +113,7 @@ class Session:
         flatten_seconds = time.perf_counter() - start - capture.user_seconds
         self.watch_optimizers(capture.has_torch)
         self.methods.wrap_mode_switches(self, capture.optimizers)
-        streams = producers(capture.devices, capture.lent) if named is None else named
+        streams = producers(capture.devices, capture.lent, named)
         snapshot = Snapshot([], capture, self.ownership, flatten_seconds)
         arrived, self._arriving = snapshot._arrived, snapshot
         try:
@@ -205,8 +205,11 @@ class Session:
 
     def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
         chosen = None if streams is None else stream_pairs(streams)
+        self._fence_each(lambda snapshot: snapshot.fence(chosen, host=host))
+
+    def _fence_each(self, fence: Callable[[Snapshot], None]) -> None:
         for snapshot in list(self._unsettled):
-            snapshot.fence(chosen, host=host)
+            fence(snapshot)
             if not snapshot._to_fence:
                 self._unsettled.pop(snapshot, None)
 
@@ -215,7 +218,7 @@ class Session:
         if self.ownership.disowned or not self._unsettled:
             return
         try:
-            self.fence()
+            self._fence_each(Snapshot._fence_step)
         except Exception:
             logger.exception("the fence failed; the snapshots in flight may be lost, training goes on")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -62,6 +62,7 @@ class Snapshot:
         self._arrived = arrived  # filled by the engine's save(), in C, so that no signal can come between
         self._capture: Capture | None = capture  # until settled
         self._devices = capture.devices
+        self._lent = bool(capture.lent)  # whether arrays of libraries other than torch are on a device
         self._to_fence = True  # until a fence has waited for the bytes to leave, or there is nothing left to save
         self._ownership = ownership
         self._save_seconds = 0.0
@@ -83,23 +84,43 @@ class Snapshot:
 
         Tensors on a CUDA device: by work queued from now on on ``streams``, by default torch's current stream of each
         device; the CPU waits only while copies could not be queued yet. ``host=True``, or no stream for one of the
-        devices: the CPU waits until the bytes have left.
+        devices, or no ``streams`` for arrays of other libraries: the CPU waits until the bytes have left.
         """
         self._check_owner()
+        # Nobody knows on which stream another library will write to the arrays that it lent.
+        self._fence(list if host or (streams is None and self._lent) else lambda: self._chosen(streams))
+
+    def _fence_step(self) -> None:
+        """Before a step of torch, which runs on its current streams."""
+        self._check_owner()
+        self._fence(lambda: self._chosen(None))
+
+    def _chosen(self, streams: Iterable[Any] | None) -> list[Pair]:
+        if not self._devices:
+            return []
+        return current_streams(self._devices) if streams is None else stream_pairs(streams)
+
+    def _fence(self, choose: Callable[[], list[Pair]]) -> None:
         if not self._to_fence or (self._capture is None and self._core.wait_released(0.0)):
             return
         start = time.perf_counter()
-        chosen: list[Pair] = []
-        if self._devices and not host:
-            chosen = current_streams(self._devices) if streams is None else stream_pairs(streams)
+        chosen = choose()
         # Ctrl-C may end this wait, but not the one below, which gives the snapshot up if storage makes no progress.
-        wait = self._core.wait_fenced if chosen else self._core.wait_released
-        wait(self._ownership.stall_timeout)
+        if chosen:
+            self._core.wait_fenced(self._ownership.stall_timeout)
+        else:
+            if self._devices:
+                self._core.queue_all()  # what is held back for the trainer's own copies would only make it wait longer
+            self._core.wait_released(self._ownership.stall_timeout)
         well = self._core.fence(chosen)
         self._settle()
-        # The next fence may come for another stream, or for the graph whose capture got no wait.
-        self._to_fence = well and bool(chosen)
-        self._fence_seconds += time.perf_counter() - start
+        took = time.perf_counter() - start
+        # While copies run, the next fence may come for another stream, for the graph whose capture got no wait, or for
+        # the host, which is about to unmap the memory. That holds for a snapshot that failed, too. Only if a device
+        # hangs, training is not held up again.
+        gave_up = not well and took >= self._ownership.stall_timeout
+        self._to_fence = bool(chosen) and not gave_up and not self._core.wait_released(0.0)
+        self._fence_seconds += took
 
     def wait(self, level: Level = "committed", timeout: float | None = None) -> None:
         """Wait until ``level`` is reached. Raises what the snapshot failed with; TimeoutError after ``timeout`` s."""
@@ -180,14 +201,16 @@ class Snapshot:
         if not capture.watched:
             return [], []
         torch = torch_adapter()
-        if capture.reading is not None and torch.reads_the_same(capture.watched, capture.reading):
+        written = self._written_dtensors(capture)
+        if not written and capture.reading is not None and torch.reads_the_same(capture.watched, capture.reading):
             return [], []
         before, versions_before, identities_before, sizes_before = capture.watched_facts()
         versions, addresses = torch.versions(capture.watched), torch.addresses_now(capture.watched)
         identities = torch.identities(capture.watched)
         sizes = torch.storage_sizes(capture.held[: len(addresses)])
         if (
-            versions == versions_before
+            not written
+            and versions == versions_before
             and addresses == before
             and identities == identities_before
             and sizes == sizes_before
@@ -206,9 +229,18 @@ class Snapshot:
         torn = [
             capture.names[index]
             for index in late
-            if versions[index] != versions_before[index] or identities[index] != identities_before[index]
+            if versions[index] != versions_before[index]
+            or identities[index] != identities_before[index]
+            or capture.names[index] in written
         ]
         return torn, freed
+
+    @staticmethod
+    def _written_dtensors(capture: Capture) -> set[str]:
+        """DTensors that were written to through the wrapper, as an optimizer of one's own would. That counts in its own
+        version, which it shares with what ``detach()`` makes of it (``state_dict()`` of a model under FSDP2)."""
+        pairs = zip(capture.dtensors, capture.dtensor_versions, strict=True)
+        return {name for (name, tensor), version in pairs if tensor._version != version}
 
     def _late(self, capture: Capture) -> list[int]:
         """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.

@@ -177,13 +177,13 @@ std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ord
   return handles;
 }
 
-Status check_not_capturing(AsyncDevice& device, StreamHandle stream) {
+Status check_not_capturing(AsyncDevice& device, StreamHandle stream, std::string_view call) {
   SW_ASSIGN(const CaptureStatus status, device.capture_status(stream));
   if (status == CaptureStatus::kNone) return {};
   return fail(ErrorKind::kInvalidArgument,
-              fmt::format("save() was called while a CUDA graph is being captured on a stream of {}; call it before "
-                          "the capture begins or after it ended",
-                          device.name()));
+              fmt::format("{} was called while a CUDA graph is being captured on a stream of {}; call it before the "
+                          "capture begins or after it ended",
+                          call, device.name()));
 }
 
 Result<AsyncDevice*> open_device(const Tensor& tensor, Devices& devices, std::span<const StreamRef> after) {

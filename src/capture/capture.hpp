@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "capture/source.hpp"
@@ -47,8 +48,8 @@ struct CaptureOptions {
 // The streams of one device among those the caller named. If there is none: its legacy default stream.
 [[nodiscard]] std::vector<StreamHandle> streams_on(std::span<const StreamRef> streams, int ordinal);
 
-// kInvalidArgument while a graph is being captured on the stream.
-[[nodiscard]] Status check_not_capturing(AsyncDevice& device, StreamHandle stream);
+// kInvalidArgument while a graph is being captured on the stream. `call` is what the error names.
+[[nodiscard]] Status check_not_capturing(AsyncDevice& device, StreamHandle stream, std::string_view call = "save()");
 
 // The CUDA device a tensor lies on. kInvalidArgument while a graph is being captured on one of its streams in `after`.
 [[nodiscard]] Result<AsyncDevice*> open_device(const Tensor& tensor, Devices& devices,

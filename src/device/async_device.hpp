@@ -106,7 +106,8 @@ class AsyncDevice : public Device {
   [[nodiscard]] virtual Result<CaptureStatus> capture_status(StreamHandle stream) = 0;
   // A point after all work that is queued on these streams so far.
   [[nodiscard]] virtual Result<std::shared_ptr<Event>> record_event(std::span<const StreamHandle> streams) = 0;
-  // Queues copies of the tensors on `stream`. Work that is queued there later waits for them.
+  // Queues copies of the tensors behind the work that is queued on `stream` so far. What is queued there later waits
+  // for them.
   [[nodiscard]] virtual Result<std::unique_ptr<EarlyCopies>> copy_early(std::span<const StridedMemory> tensors,
                                                                         StreamHandle stream) = 0;
   // Samples the bytes at these places, in the order of `stream`. The samples see the results of the work queued there

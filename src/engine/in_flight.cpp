@@ -42,6 +42,11 @@ void InFlight::add(std::shared_ptr<SaveJob> job) {
 
 void InFlight::push(std::shared_ptr<SaveJob> job) {
   active_.push_back(job);
+  if (job->captured.devices.empty()) {
+    job->sampled = true;
+  } else {
+    to_sample_.push_back(job);
+  }
   to_plan_.push_back(std::move(job));
   changed_.notify_all();
 }
@@ -64,6 +69,27 @@ bool InFlight::wait_for_room() {
     changed_.wait_for(lock, deadline);
   }
   return true;
+}
+
+std::shared_ptr<SaveJob> InFlight::next_to_sample(const std::stop_token& stop) {
+  Lock lock(mutex_);
+  if (!changed_.wait(lock, stop, [&] { return !to_sample_.empty(); }) || stop.stop_requested()) return nullptr;
+  std::shared_ptr<SaveJob> job = std::move(to_sample_.front());
+  to_sample_.pop_front();
+  return job;
+}
+
+void InFlight::mark_sampled(SaveJob& job) {
+  {
+    std::lock_guard lock(mutex_);
+    job.sampled = true;
+  }
+  changed_.notify_all();
+}
+
+bool InFlight::wait_sampled(const SaveJob& job, const std::stop_token& stop) {
+  Lock lock(mutex_);
+  return changed_.wait(lock, stop, [&] { return job.sampled.load(); });
 }
 
 std::shared_ptr<SaveJob> InFlight::next_to_plan(const std::stop_token& stop) {
@@ -157,12 +183,17 @@ std::vector<std::shared_ptr<SaveJob>> InFlight::jobs() const {
 }
 
 void InFlight::drop_unplanned() {
-  std::lock_guard lock(mutex_);
-  for (const auto& job : to_plan_) {
-    job->snapshot->release_sources();
-    job->drained = true;
+  std::deque<std::shared_ptr<SaveJob>> dropped;
+  {
+    std::lock_guard lock(mutex_);
+    to_sample_.clear();
+    dropped.swap(to_plan_);
   }
-  to_plan_.clear();
+  for (const auto& job : dropped) {
+    job->device_copies.clear();  // waits for the samples: they still read the tensors
+    job->snapshot->release_sources();
+    mark_drained(*job);
+  }
 }
 
 }  // namespace slackwater

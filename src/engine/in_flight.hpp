@@ -1,5 +1,6 @@
 // InFlight: the save jobs between save() and their end, and whether close() has begun. One lock guards both, so that a
 // single moment decides: a step is accepted before close(), or not at all (docs/threading.md).
+//   save(): accept() -> sw-sample: next_to_sample(), mark_sampled()
 //   save(): accept() -> sw-plan: next_to_plan() -> copies, writes: mark_drained() -> sw-commit: front(), pop_front()
 // Owned by EngineShared. Thread rule: thread-safe. In a forked child, usable() returns before it touches the lock.
 #pragma once
@@ -42,8 +43,13 @@ class InFlight {
   [[nodiscard]] bool full() const;
   [[nodiscard]] bool wait_for_room();  // false: stalled; true also if close() has begun
 
+  // For sw-sample: the next job with tensors on a device. Null: told to stop.
+  [[nodiscard]] std::shared_ptr<SaveJob> next_to_sample(const std::stop_token& stop);
+  void mark_sampled(SaveJob& job);
+
   // For sw-plan. Null: told to stop.
   [[nodiscard]] std::shared_ptr<SaveJob> next_to_plan(const std::stop_token& stop);
+  [[nodiscard]] bool wait_sampled(const SaveJob& job, const std::stop_token& stop);  // false: told to stop
   void mark_drained(SaveJob& job);  // all its copies and writes have ended; sw-commit takes over
 
   // For sw-commit: the next save job to commit, whether or not it is drained. Null: told to stop, and there is none.
@@ -63,7 +69,7 @@ class InFlight {
   [[nodiscard]] bool begin_close();
   // Only for close(), and briefly: a held job keeps everything that it captured.
   [[nodiscard]] std::vector<std::shared_ptr<SaveJob>> jobs() const;
-  void drop_unplanned();  // marks them as drained; after sw-plan has ended
+  void drop_unplanned();  // marks them as drained; after sw-sample and sw-plan have ended
 
  private:
   using Instant = EngineStatus::Instant;
@@ -75,6 +81,7 @@ class InFlight {
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
+  std::deque<std::shared_ptr<SaveJob>> to_sample_;
   std::deque<std::shared_ptr<SaveJob>> to_plan_;
   std::deque<std::shared_ptr<SaveJob>> active_;  // by step; the front commits first
   bool closed_ = false;                          // checked under the same lock as active_ grows

@@ -197,6 +197,10 @@ constexpr std::array kRows{
          "Bytes queued on a CUDA device before the fence; less lets the trainer's own copies pass sooner; 0 is no "
          "limit."},
         set<&Options::copies_ahead_bytes, parse_bytes>},
+    Row{{"copies_ahead_operations", "count", "256", "",
+         "Calls of the CUDA driver that may be outstanding on a device before the fence; a state of small tensors "
+         "takes many."},
+        set_within<&Options::copies_ahead_operations, 1, 4096>},
     Row{{"copy_turn", "bytes", "2MiB", "",
          "Bytes that leave a CUDA device before the trainer's own copies may pass, until the fence; 0 leaves no gaps."},
         set_copy_turn},

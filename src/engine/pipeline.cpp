@@ -12,6 +12,9 @@ namespace {
 
 constexpr unsigned kMaxAutoCopyThreads = 2;
 constexpr unsigned kMaxAutoTouchThreads = 4;
+// While memory is registered, other calls of the driver wait, the trainer's too. So a registration is followed by a
+// pause of so many times its length, unless training waits for the slab.
+constexpr int kPinPauses = 3;
 
 unsigned copy_threads(const Options& options) {
   if (options.copy_threads != 0) return options.copy_threads;
@@ -27,20 +30,40 @@ unsigned touch_threads(const Options& options) {
 }  // namespace
 
 void Pipeline::Registrar::slab_ready(int index, std::span<std::byte> memory) {
-  std::lock_guard lock(mutex);
+  const std::lock_guard lock(mutex);
   if (writer != nullptr) writer->register_buffer(index, memory);
-  ready.push_back(memory);
-  if (devices != nullptr && devices->cuda_in_use()) pin_ready();
+  last_took = {};
+  if (devices != nullptr && devices->cuda_in_use()) pin(index, memory);
 }
 
-void Pipeline::Registrar::pin_ready() {
-  for (std::size_t i = pinned.size(); i < ready.size() && !trouble; ++i) {
-    if (auto status = devices->pin(ready[i], ready[i].size()); !status) {
-      trouble = std::move(status).error();
-    } else {
-      pinned.push_back(ready[i]);
-    }
+void Pipeline::Registrar::pin(int index, std::span<std::byte> memory) {
+  auto& known = pinned[static_cast<std::size_t>(index)];
+  if (devices == nullptr || refused || !known.empty()) return;
+  const auto began = std::chrono::steady_clock::now();
+  if (const Status status = devices->pin(memory, memory.size()); status) {
+    known = memory;
+  } else {
+    // With slabs that are not pinned, the driver copies slowly and blocks its caller.
+    refused = true;
+    log->warn("the pool could not be registered with CUDA, so copies from the device are slow: {}",
+              status.error().to_string());
   }
+  last_took = std::chrono::steady_clock::now() - began;
+}
+
+bool Pipeline::Registrar::needs_pin(int index) {
+  const std::lock_guard lock(mutex);
+  return !refused && pinned[static_cast<std::size_t>(index)].empty();
+}
+
+void Pipeline::Registrar::pin_now(int index, std::span<std::byte> memory) {
+  const std::lock_guard lock(mutex);
+  pin(index, memory);
+}
+
+std::chrono::nanoseconds Pipeline::Registrar::pause() {
+  const std::lock_guard lock(mutex);
+  return kPinPauses * last_took;
 }
 
 Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devices, const Options& options,
@@ -62,7 +85,8 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
   pipeline->registrar_ = std::make_shared<Registrar>();
   pipeline->registrar_->writer = pipeline->writer_.get();
   pipeline->registrar_->devices = &devices;
-  pipeline->log_ = log;
+  pipeline->registrar_->log = log;
+  pipeline->registrar_->pinned.resize(slab_count);
   std::optional<PoolMemory> given;
   if (kept) {
     given = PoolMemory{.bytes = kept->region()->slabs(),
@@ -76,15 +100,25 @@ Result<std::unique_ptr<Pipeline>> Pipeline::create(FileSystem& fs, Devices& devi
                 [registrar = pipeline->registrar_](int index, std::span<std::byte> memory) {
                   registrar->slab_ready(index, memory);
                 },
-                numa_node, TouchOptions{.threads = touch_threads(options), .log = log}, std::move(given)));
+                numa_node,
+                TouchOptions{.threads = touch_threads(options),
+                             .log = log,
+                             .pause = [registrar = pipeline->registrar_] { return registrar->pause(); }},
+                std::move(given)));
   if (kept) {
     kept->attach(*pipeline->pool_);
     pipeline->kept_ = std::move(kept);
   }
-  pipeline->stager_ =
-      std::make_unique<Stager>(*pipeline->pool_, StagerOptions{.copy_threads = copy_threads(options),
-                                                               .copies_ahead_bytes = options.copies_ahead_bytes,
-                                                               .stall_timeout = options.stall_timeout});
+  pipeline->stager_ = std::make_unique<Stager>(
+      *pipeline->pool_,
+      StagerOptions{.copy_threads = copy_threads(options),
+                    .copies_ahead_bytes = options.copies_ahead_bytes,
+                    .copies_ahead_operations = options.copies_ahead_operations,
+                    .stall_timeout = options.stall_timeout,
+                    .needs_pin = [registrar = pipeline->registrar_](int slab) { return registrar->needs_pin(slab); },
+                    .pin = [registrar = pipeline->registrar_](
+                               int slab, std::span<std::byte> memory) { registrar->pin_now(slab, memory); },
+                    .pin_pauses = kPinPauses});
   return pipeline;
 }
 
@@ -96,23 +130,12 @@ void Pipeline::stop() {
   if (registrar_) {
     std::lock_guard lock(registrar_->mutex);
     registrar_->writer = nullptr;
-    for (const auto slab : registrar_->pinned) registrar_->devices->unpin(slab);
-    registrar_->pinned.clear();
+    for (auto& slab : registrar_->pinned)
+      if (!slab.empty()) registrar_->devices->unpin(std::exchange(slab, {}));
     registrar_->devices = nullptr;
   }
   writer_.reset();  // gives its slabs back
   if (kept_) kept_->detach();
-}
-
-// Before copies from a device are queued: with slabs that are not pinned, the driver copies slowly and blocks its
-// caller.
-void Pipeline::pin_slabs() {
-  std::lock_guard lock(registrar_->mutex);
-  registrar_->pin_ready();
-  if (registrar_->trouble && !std::exchange(told_pin_trouble_, true)) {
-    log_->warn("the pool could not be registered with CUDA, so copies from the device are slow: {}",
-               registrar_->trouble->to_string());
-  }
 }
 
 void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()> on_drained,
@@ -122,7 +145,6 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   // Moved, not copied: the device copies point to the sources.
   stage_job->sources = std::move(job->captured.sources);
   stage_job->device_copies = std::move(job->device_copies);
-  if (!stage_job->device_copies.empty()) pin_slabs();
   job->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
   job->written.resize(parts.size());
   job->stage_job = stage_job;

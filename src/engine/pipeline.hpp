@@ -4,6 +4,7 @@
 // Lifetime: FileSystem and Devices outlive it. The destructor ends what is under way and waits for writes in flight.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -54,26 +55,29 @@ class Pipeline {
   [[nodiscard]] int numa_node() const { return numa_node_; }  // that its pages are asked for on; -1: any
 
  private:
-  // sw-touch-N register slabs with the writer, and with CUDA once that is in use. Both may be gone before the pool is.
+  // Registers slabs with the writer when sw-touch-N has touched them. With CUDA too if that is in use by then, and
+  // otherwise right before a device copies into the slab: never the whole pool while somebody waits. Writer and devices
+  // may be gone before the pool is.
   struct Registrar {
     std::mutex mutex;
     FileWriter* writer = nullptr;
     Devices* devices = nullptr;
-    std::vector<std::span<std::byte>> ready;   // slabs that were touched
-    std::vector<std::span<std::byte>> pinned;  // of those, the ones CUDA knows
-    std::optional<Error> trouble;              // why pinning was given up
+    std::optional<Log> log;
+    std::vector<std::span<std::byte>> pinned;  // by slab; empty: CUDA does not know it
+    bool refused = false;                      // pinning was given up
+    std::chrono::nanoseconds last_took{};      // the last registration with CUDA; 0: the last slab needed none
 
     void slab_ready(int index, std::span<std::byte> memory);
-    void pin_ready();  // needs mutex
+    void pin(int index, std::span<std::byte> memory);  // needs mutex
+    [[nodiscard]] bool needs_pin(int index);
+    void pin_now(int index, std::span<std::byte> memory);
+    [[nodiscard]] std::chrono::nanoseconds pause();
   };
 
   Pipeline() = default;
-  void pin_slabs();
 
   bool direct_io_ = true;
   int numa_node_ = -1;
-  std::optional<Log> log_;
-  bool told_pin_trouble_ = false;  // of sw-plan
   std::shared_ptr<Registrar> registrar_;
   std::shared_ptr<KeptSlabs> kept_;  // null: no memory tier
   std::unique_ptr<Pool> pool_;

@@ -20,11 +20,13 @@
 namespace slackwater {
 
 void Planner::start() {
+  if (shared_.devices.cuda_in_use()) sampler_.start();  // save() has opened the devices of its tensors
   if (thread_.joinable()) return;
   thread_ = start_thread("sw-plan", [this](const std::stop_token& stop) { loop(stop); });
 }
 
 void Planner::stop() {
+  sampler_.stop();
   thread_.request_stop();
   if (thread_.joinable()) thread_.join();
 }
@@ -51,9 +53,8 @@ void Planner::loop(const std::stop_token& stop) {
 
 Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token& stop) {
   const std::uint64_t step = job->snapshot->step();
-  // First of all: whatever follows may take long (storage, other ranks, the pool), and an update that ran before the
-  // first samples would go unnoticed. The step would be committed with the bytes of the next one.
-  if (const Status sampled = sample_devices(*job); !sampled) job->snapshot->fail(sampled.error());
+  // The job's device copies are sw-sample's until then.
+  if (!jobs_.wait_sampled(*job, stop)) return fail(jobs_.closed_error());
   // Even a step that has already failed needs the attempt, to tell the other ranks.
   if (job->state.part) {
     SW_TRY(take_place(*job));
@@ -91,19 +92,6 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
     job->kept->set_plan(kept_plan(job));
   }
   job->finish_operation(on_drained);  // the planner's own operation, see Pipeline::launch()
-  return {};
-}
-
-Status Planner::sample_devices(SaveJob& job) {
-  for (const DeviceCapture& part : job.captured.devices) {
-    std::vector<const StridedMemory*> guarded;
-    if (!job.captured.whole_fingerprint) {  // save() has already read every byte of those
-      for (const std::uint32_t i : part.guarded) guarded.push_back(&job.captured.sources[i].memory);
-    }
-    SW_ASSIGN(auto copies, part.device->begin(part.produced, guarded, job.captured.seed));
-    job.device_copies.push_back(
-        {part.device, std::move(copies), part.early == nullptr ? nullptr : part.early->filled()});
-  }
   return {};
 }
 

@@ -15,6 +15,7 @@
 
 #include "engine/engine_shared.hpp"
 #include "engine/pipeline_maker.hpp"
+#include "engine/sampler.hpp"
 #include "tiers/free_space_watch.hpp"
 
 namespace slackwater {
@@ -29,8 +30,6 @@ class Planner {
  private:
   void loop(const std::stop_token& stop);
   [[nodiscard]] Status plan(const std::shared_ptr<SaveJob>& job, const std::stop_token& stop);
-  // Queues the first samples of the torn-capture guard on each device.
-  [[nodiscard]] static Status sample_devices(SaveJob& job);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
   [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
@@ -51,6 +50,7 @@ class Planner {
 
   FreeSpaceWatch space_{options_.keep, options_.in_flight, shared_.promotions.most_held()};
 
+  Sampler sampler_{shared_};
   std::jthread thread_;  // started last
 };
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
+#include "capture/pinned_tensors.hpp"
 #include "engine/skip_thread.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "restore/read_plan.hpp"
@@ -254,14 +255,20 @@ Status Restorer::place_from(FileSystem& fs, RestoreSource* source, const Catalog
 // Work that the trainer has queued may still write to the targets, or read their old values.
 Status Restorer::wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after) {
   std::set<int> ordinals;
-  for (const Target& target : targets) ordinals.insert(target.device);
-  ordinals.erase(kHostDevice);
+  std::vector<const void*> on_host;
+  for (const Target& target : targets) {
+    if (target.device != kHostDevice) {
+      ordinals.insert(target.device);
+    } else if (target.data != nullptr) {
+      on_host.push_back(target.data);
+    }
+  }
   for (const int ordinal : ordinals) {
     SW_ASSIGN(AsyncDevice* const device, shared_.devices.cuda(ordinal));
     SW_ASSIGN(const auto idle, device->record_event(streams_on(after, ordinal)));
     SW_TRY(idle->wait());
   }
-  return {};
+  return wait_for_pinned(on_host, after, shared_.devices, "restore()");
 }
 
 // From here on this run continues that version, under an attempt of its own.

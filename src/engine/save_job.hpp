@@ -59,7 +59,7 @@ struct SaveJob {
   VersionName name;
   std::string directory;  // of this version; empty until it is made
   std::shared_ptr<const SnapshotLayout> layout;
-  std::vector<CopiesOfDevice> device_copies;  // made before all else, moved to stage_job by Pipeline::launch()
+  std::vector<CopiesOfDevice> device_copies;  // made by sw-sample, moved to stage_job by Pipeline::launch()
   std::shared_ptr<StageJob> stage_job;
   std::vector<FileWriter::FileId> files;  // by part
   std::string index_text;
@@ -80,6 +80,8 @@ struct SaveJob {
   std::uint32_t under_way = 0;   // operations that have not ended: the copies (1), each file (1), the plan (1)
   std::vector<std::optional<WrittenFile>> written;  // by part
 
+  // What is on devices was sampled for the first time, or that failed. From then on, device_copies is sw-plan's.
+  std::atomic<bool> sampled{false};
   std::atomic<bool> drained{false};  // all its copies and writes have ended; sw-commit takes over
 
   // Who writes the files of this job: the rank of the engine, or of the part.

@@ -103,6 +103,7 @@ Result<std::unique_ptr<Pool>> Pool::create(std::uint64_t slab_bytes, std::uint32
 
   std::unique_ptr<Pool> pool(new Pool(slab_bytes, slab_count, base));
   pool->on_ready_ = std::move(on_ready);
+  pool->pause_ = touching.pause;
   if (memory) {
     for (const std::uint32_t slab : memory->reserved) pool->reserved_.at(slab) = true;
     pool->given_ = std::move(memory);
@@ -118,6 +119,11 @@ Pool::Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base)
 }
 
 Pool::~Pool() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
   toucher_.reset();
   if (!given_) ::munmap(base_, slab_bytes_ * slab_count_);
 }
@@ -125,12 +131,31 @@ Pool::~Pool() {
 void Pool::slab_touched(int index) {
   // Touched and announced before it can be leased. Touching may write zeros, which must not hit copied bytes, and a
   // slab that is registered late would be written without its registration.
-  if (on_ready_) on_ready_(index, slab(index));
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (on_ready_) announce(index, lock);
   if (!reserved_[static_cast<std::size_t>(index)]) free_.push_back(index);
   ++touched_;
   ++came_free_;
   changed_.notify_all();
+}
+
+// Needs the lock; releases it while it waits and calls. The slab is free before the lock is released again, so whoever
+// waits for a slab hurries one announcement, not all of them.
+void Pool::announce(int index, std::unique_lock<std::mutex>& lock) {
+  while (announcing_ || (!in_a_hurry() && std::chrono::steady_clock::now() < quiet_until_)) {
+    if (announcing_) {
+      changed_.wait(lock);
+    } else {
+      changed_.wait_until(lock, quiet_until_);
+    }
+  }
+  announcing_ = true;
+  lock.unlock();
+  on_ready_(index, slab(index));
+  const Duration pause = pause_ ? pause_() : Duration::zero();
+  lock.lock();
+  announcing_ = false;
+  quiet_until_ = std::chrono::steady_clock::now() + pause;
 }
 
 void Pool::give_back(int index) {
@@ -161,6 +186,7 @@ Result<Lease> Pool::acquire(std::chrono::nanoseconds stall_timeout, std::stop_to
   };
 
   const std::chrono::nanoseconds time_limit = std::min<std::chrono::nanoseconds>(stall_timeout, kLongestTimeout);
+  if (free_.empty()) changed_.notify_all();  // a touching thread that pauses: announce()
   std::uint64_t seen = came_free_;
   auto deadline = std::chrono::steady_clock::now() + time_limit;
   while (!stop.stop_requested()) {
@@ -225,12 +251,19 @@ std::uint32_t Pool::touched_count() const {
 
 void Pool::wait_touched() {
   std::unique_lock lock(mutex_);
+  ++impatient_;
+  changed_.notify_all();
   changed_.wait(lock, [&] { return touched_ == slab_count_; });
+  --impatient_;
 }
 
 bool Pool::wait_touched_for(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, timeout, [&] { return touched_ == slab_count_; });
+  ++impatient_;
+  changed_.notify_all();
+  const bool touched = changed_.wait_for(lock, timeout, [&] { return touched_ == slab_count_; });
+  --impatient_;
+  return touched;
 }
 
 }  // namespace slackwater

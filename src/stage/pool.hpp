@@ -59,7 +59,7 @@ struct PoolMemory {
 class Pool {
  public:
   // At least two slabs; slab_bytes a multiple of 1 MiB. kOutOfMemory if the mapping fails.
-  // `on_ready` (optional) is called from the touching threads for each slab, before it can be leased.
+  // `on_ready` (optional) is called from the touching threads for each slab, one at a time, before it can be leased.
   // `numa_node`: the node to prefer for the pages; -1 for the one that touches them.
   [[nodiscard]] static Result<std::unique_ptr<Pool>> create(
       std::uint64_t slab_bytes, std::uint32_t slab_count,
@@ -89,6 +89,10 @@ class Pool {
   Pool(std::uint64_t slab_bytes, std::uint32_t slab_count, std::byte* base);
   void give_back(int index);
   void slab_touched(int index);
+  void announce(int index, std::unique_lock<std::mutex>& lock);  // calls on_ready_
+  [[nodiscard]] bool in_a_hurry() const {                        // needs mutex_
+    return stopping_ || impatient_ > 0 || (free_.empty() && !waiting_.empty());
+  }
   [[nodiscard]] Lease take();  // needs mutex_ held and a free slab
   [[nodiscard]] std::span<std::byte> slab(int index) const {
     return {base_ + static_cast<std::uint64_t>(index) * slab_bytes_, slab_bytes_};
@@ -100,14 +104,19 @@ class Pool {
   std::optional<PoolMemory> given_;  // none: the memory is the pool's own
   std::vector<bool> reserved_;       // by slab
   std::function<void(int, std::span<std::byte>)> on_ready_;
+  std::function<Duration()> pause_;
 
   mutable std::mutex mutex_;
   std::condition_variable_any changed_;
-  std::vector<int> free_;                 // guarded by mutex_; the last one is leased first
-  std::deque<std::uint64_t> waiting_;     // guarded by mutex_; tickets; the front one is served next
-  std::uint64_t next_ticket_ = 0;         // guarded by mutex_
-  std::uint64_t came_free_ = 0;           // guarded by mutex_; how often a slab came free: shows progress
-  std::uint32_t touched_ = 0;             // guarded by mutex_
+  std::vector<int> free_;              // guarded by mutex_; the last one is leased first
+  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets; the front one is served next
+  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
+  std::uint64_t came_free_ = 0;        // guarded by mutex_; how often a slab came free: shows progress
+  std::uint32_t touched_ = 0;          // guarded by mutex_, like what follows
+  bool announcing_ = false;            // a touching thread is inside on_ready_
+  TimePoint quiet_until_{};            // the next one may begin, if nobody is in a hurry
+  std::uint32_t impatient_ = 0;        // callers of wait_touched() and wait_touched_for()
+  bool stopping_ = false;
   std::unique_ptr<SlabToucher> toucher_;  // started last
 };
 

@@ -27,6 +27,8 @@ struct TouchOptions {
   unsigned threads = 1;
   const Clock* clock = nullptr;  // null: the system's
   std::optional<Log> log = {};   // none: says nothing
+  // Asked after each on_ready: how long the next one should wait. It does not while somebody waits for a slab.
+  std::function<Duration()> pause = {};
   // For tests, instead of touching `slab` for real.
   std::function<void(std::span<std::byte> slab, bool huge)> touch = {};
 };

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "base/result.hpp"
 #include "base/thread.hpp"
 #include "stage/chunk_copier.hpp"
 #include "stage/copy_budget.hpp"
@@ -286,6 +287,7 @@ class Stager::Impl {
                             std::vector<CopyCost> costs) {
     const std::span<std::byte> memory = slab.lease.memory();
     slab.offset = chunk * memory.size();
+    if (!staging->job->device_copies.empty()) ensure_pinned(staging, slab.lease);
     auto copied = copier.copy(*staging->job, slab.part, chunk, memory, staging->copied);
     if (!copied) {
       // Some copies into the slab may have been queued before the error. The slab must not reach another snapshot while
@@ -314,6 +316,21 @@ class Stager::Impl {
            slab_copied(staging, std::move(slab), to_check, costs, std::move(status));
          }});
     return {};
+  }
+
+  // Slabs that were used before are pinned already, and they are leased first.
+  void ensure_pinned(const StagingRef& staging, const Lease& lease) {
+    if (!options_.needs_pin || !options_.needs_pin(lease.index())) return;
+    {
+      std::unique_lock lock(mutex_);
+      room_.wait_until(lock, no_pin_before_, [&] { return staging->error || staging->all_at_once; });
+      if (staging->error) return;
+    }
+    const auto began = std::chrono::steady_clock::now();
+    options_.pin(lease.index(), lease.memory());
+    const auto ended = std::chrono::steady_clock::now();
+    const std::lock_guard lock(mutex_);
+    no_pin_before_ = ended + options_.pin_pauses * (ended - began);
   }
 
   // On the copy waiter's thread: the copies into this slab are over.
@@ -367,8 +384,9 @@ class Stager::Impl {
   std::deque<StagingRef> ended_;  // guarded by mutex_; given up while nobody worked on them, on_done still to be called
   std::vector<StagingRef> live_;  // guarded by mutex_; all whose on_done has not been called
   std::stop_source slab_wait_;    // guarded by mutex_; interrupts the thread that waits for a slab
-  bool turn_taken_ = false;       // guarded by mutex_; a thread waits for a slab, or for fewer copies
-  bool stopping_ = false;         // guarded by mutex_
+  std::chrono::steady_clock::time_point no_pin_before_;  // guarded by mutex_
+  bool turn_taken_ = false;  // guarded by mutex_; a thread waits for a slab, or for fewer copies
+  bool stopping_ = false;    // guarded by mutex_
   // Made for the first job that needs it, before any of its copies; constant from then until stop().
   std::unique_ptr<CopyWaiter> copy_waiter_;
   std::vector<std::jthread> threads_;  // started last

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -69,8 +70,13 @@ struct StagerOptions {
   unsigned copy_threads = 2;
   // What may be outstanding on each device before queue_all(); 0 bytes: no limit.
   std::uint64_t copies_ahead_bytes = 64u << 20;
-  std::uint64_t copies_ahead_operations = 64;
+  std::uint64_t copies_ahead_operations = 256;
   std::chrono::milliseconds stall_timeout{60'000};
+  // Slabs that a device copies into should be pinned first. Until the fence, `pin` is not called again before a pause
+  // of `pin_pauses` times as long as the last call took. None: all slabs are fit for copies.
+  std::function<bool(int slab)> needs_pin = {};
+  std::function<void(int slab, std::span<std::byte> memory)> pin = {};
+  int pin_pauses = 0;
 };
 
 class Stager {

@@ -18,6 +18,7 @@ import pytest
 import rank_processes
 import slackwater as sw
 import torch
+from cuda_sim import LIBRARY, Sim, TorchCuda
 from docs_server import Server as DocsServer
 from hypothesis import settings
 from resume_server import Server
@@ -106,3 +107,49 @@ def save_once(path: Path) -> Callable[..., Path]:
         return path
 
     return save
+
+
+# The simulated CUDA device
+
+
+@pytest.fixture
+def sim() -> Iterator[Sim]:
+    if not LIBRARY:
+        pytest.skip("SLACKWATER_SIM_CUDA names no simulated driver; `make test-python` builds and names it")
+    sim = Sim()
+    yield sim
+    sim.close()
+
+
+@pytest.fixture
+def cuda(sim: Sim, path: Path) -> Iterator[Callable[..., sw.Checkpointer]]:
+    """Checkpointer(path, small pool, ...) on the simulated driver; closed and let go of before that ends."""
+    made: list[sw.Checkpointer] = []
+
+    def build(**options: Any) -> sw.Checkpointer:
+        made.append(sw.Checkpointer(path, **{**SMALL, "cuda_driver": LIBRARY, **options}))
+        return made[-1]
+
+    yield build
+    while made:
+        with contextlib.suppress(sw.Error):
+            made.pop().close(timeout=120)
+
+
+@pytest.fixture
+def torch_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, int]], TorchCuda]:
+    """torch works with CUDA, and these are its current streams."""
+
+    def install(current: dict[int, int]) -> TorchCuda:
+        stub = TorchCuda(current)
+        for name in (
+            "is_initialized",
+            "device_count",
+            "current_device",
+            "current_stream",
+            "is_current_stream_capturing",
+        ):
+            monkeypatch.setattr(torch.cuda, name, getattr(stub, name))
+        return stub
+
+    return install

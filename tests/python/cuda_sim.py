@@ -122,6 +122,14 @@ class Sim:
     def write(self, address: int, data: bytes) -> None:
         self.call("swsim_write", c_uint64(address), c_char_p(data), c_size_t(len(data)))
 
+    def unmap(self, address: int) -> None:
+        """As an allocator with a sleep mode: the address stays reserved, the memory goes. Waits for nothing."""
+        self.call("swsim_unmap", c_uint64(address))
+
+    def map(self, address: int) -> None:
+        """Gives the address other memory, which holds zeros."""
+        self.call("swsim_map", c_uint64(address))
+
     def synchronize(self, stream: int) -> None:
         self.queue("cuStreamSynchronize", stream)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 from collections.abc import Callable, Iterator
@@ -32,49 +31,6 @@ def _small_heap() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture
-def sim() -> Iterator[Sim]:
-    if not LIBRARY:
-        pytest.skip("SLACKWATER_SIM_CUDA names no simulated driver; `make test-python` builds and names it")
-    sim = Sim()
-    yield sim
-    sim.close()
-
-
-@pytest.fixture
-def cuda(sim: Sim, path: Path) -> Iterator[Make]:
-    """Checkpointer(path, small pool, ...) on the simulated driver; closed and let go of before that ends."""
-    made: list[sw.Checkpointer] = []
-
-    def build(**options: Any) -> sw.Checkpointer:
-        made.append(sw.Checkpointer(path, **{**SMALL, "cuda_driver": LIBRARY, **options}))
-        return made[-1]
-
-    yield build
-    while made:
-        with contextlib.suppress(sw.Error):
-            made.pop().close(timeout=120)
-
-
-@pytest.fixture
-def torch_on(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[int, int]], TorchCuda]:
-    """torch works with CUDA, and these are its current streams."""
-
-    def install(current: dict[int, int]) -> TorchCuda:
-        stub = TorchCuda(current)
-        for name in (
-            "is_initialized",
-            "device_count",
-            "current_device",
-            "current_stream",
-            "is_current_stream_capturing",
-        ):
-            monkeypatch.setattr(torch.cuda, name, getattr(stub, name))
-        return stub
-
-    return install
 
 
 def tear(ckpt: sw.Checkpointer, sim: Sim, array: DeviceArray, stream: int) -> sw.Snapshot:
@@ -452,7 +408,7 @@ def test_a_step_inside_a_graph_capture_is_left_alone(
         with sim.capture(stream):  # which fails at its end if anybody broke it
             optim.step()
         assert sim.calls("cuStreamWaitEvent") == waits
-        ckpt.fence()  # before the replay, as docs/python.md says
+        ckpt.fence([(0, stream)])  # before the replay, as docs/python.md says; named, because the array is lent
         assert sim.calls("cuStreamWaitEvent") == waits + 1
         array.update(stream)  # the replay
     ckpt.wait()
@@ -687,7 +643,7 @@ def test_streams_of_torch_are_used_where_it_works_with_cuda(
     array.update(stream, seconds=0.03)
     with sim.copies_stalled():
         snapshot = ckpt.save(1, {"w": array})
-        ckpt.fence()
+        ckpt.fence([TorchStream(0, stream)])  # without it, one for arrays that are lent waits on the host
         array.update(stream)
         assert snapshot.progress.level == "fenced"
     ckpt.wait()

@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 import slackwater as sw
 import torch
+import torch.distributed as dist
 from slackwater.integrations import torch_state
 from support import Line
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 Make = Callable[..., sw.Checkpointer]
 MIB = 1 << 20
@@ -87,6 +91,35 @@ def test_writer_before_the_fence_is_noticed(writer: Callable[[torch.Tensor], Any
     error = line.torn({"model": {"w": tensor}}, lambda: writer(tensor))
     assert "'model.w'" in str(error)
     assert "fence" in str(error)
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Any]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("local", [False, True], ids=["through the wrapper", "through the local tensor"])
+def test_one_element_of_a_dtensor_in_place_is_noticed(mesh: Any, make: Make, known: bool, local: bool) -> None:
+    """Each has a version of its own."""
+    line = Line(make(pool="2MiB", keep=0), known=known)
+    tensor = distribute_tensor(big(), mesh, [Shard(0)])
+    written = tensor.to_local() if local else tensor
+    error = line.torn({"model": {"w": tensor}}, lambda: written[12_345:12_346].add_(1))
+    assert "'model.w'" in str(error)
+
+
+@pytest.mark.parametrize("state_dict", [False, True], ids=["model", "state_dict"])
+def test_one_element_of_a_sharded_parameter_in_place_is_noticed(mesh: Any, make: Make, state_dict: bool) -> None:
+    """What state_dict() returns is detached, and has the version of the parameter."""
+    line = Line(make(pool="2MiB", keep=0))
+    model = nn.Linear(MIB // 1024, 1024)
+    fully_shard(model, mesh=mesh)
+    write = torch.no_grad()(lambda: model.weight[5:6, 7:8].add_(1))
+    error = line.torn({"model": model.state_dict() if state_dict else model}, write)
+    assert "'model.weight'" in str(error)
 
 
 def free_when_read(line: Line, state: dict[str, Any], free: Callable[[], None]) -> sw.TornError | None:

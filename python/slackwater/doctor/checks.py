@@ -33,7 +33,7 @@ _PROCESS = (
     "call close() on the checkpointer before the process ends or forks, and send this report with --json as a bug"
 )
 _RANKS = "ranks must reach each other over the network (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); if they do, " + _BUG
-_GPU_SLOW = "lower copies_ahead (docs/devices.md)"
+_GPU_SLOW = "lower copy_turn (docs/devices.md)"
 _SLOW = (
     "copies share cores and memory with training on a CPU; leave a core free, or save less often (every=). On a GPU: "
     + _GPU_SLOW

@@ -25,14 +25,17 @@ def current_streams(devices: Sequence[int]) -> list[Pair]:
     return [(device, int(torch.cuda.current_stream(device).cuda_stream)) for device in devices]
 
 
-def producers(devices: Sequence[int], lent: Sequence[int]) -> list[Pair]:
-    """The streams that produce a state: the current stream of each device, and the default stream if arrays are lent.
+def producers(devices: Sequence[int], lent: Sequence[int], named: Sequence[Pair] | None = None) -> list[Pair]:
+    """The streams that produce a state: those that the caller named, torch's current stream of each other device, and
+    the default stream if arrays are lent. Whoever lends an array has it ready there, whatever the caller names.
 
-    If no device is given: the current stream of the current device, which may be filling pinned host tensors.
+    If nothing is given: the current stream of the current device, which may be filling pinned host tensors.
     """
-    if not devices and not lent:
+    if named is None and not devices and not lent:
         devices = _current_device()
-    return list(dict.fromkeys([*current_streams(devices), *((device, DEFAULT_STREAM) for device in lent)]))
+    known = {device for device, _ in named or ()}
+    others = current_streams([device for device in devices if device not in known])
+    return list(dict.fromkeys([*(named or ()), *others, *((device, DEFAULT_STREAM) for device in lent)]))
 
 
 def _current_device() -> list[int]:

@@ -142,8 +142,8 @@ def _readable(tensor: Tensor, name: str, compute: bool = True) -> Tensor:
     if held.is_conj() or held.is_neg():
         if held.is_cuda and not compute:
             raise UnsupportedError(
-                f"'{name}' is a conjugated or negated view, which save(after=...) cannot work out on streams of yours; "
-                "save .resolve_conj().resolve_neg() of it"
+                f"'{name}' is a conjugated or negated view, and neither save(after=...) nor prepare() works that out "
+                "on the device; give them .resolve_conj().resolve_neg() of it"
             )
         held = held.resolve_conj().resolve_neg()
     return held

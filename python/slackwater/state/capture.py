@@ -21,6 +21,8 @@ class Capture:
     __slots__ = (
         "addresses",
         "devices",
+        "dtensor_versions",
+        "dtensors",
         "has_torch",
         "held",
         "identities",
@@ -54,6 +56,9 @@ class Capture:
         self.versions: list[int] = []
         self.identities: list[int] = []
         self.sizes: list[int] = []  # bytes of the storages
+        # The wrappers of local tensors, by name: a write through the one does not count in the version of the other.
+        self.dtensors: list[tuple[str, Any]] = []
+        self.dtensor_versions: list[int] = []
         self.reading: _core.Reading | None = None  # of the watched tensors, if they were read the quick way
         self.user_seconds = 0.0
 
@@ -104,6 +109,8 @@ class Capturer:
         same = key == self._key
         if not (same and self._read_again(flat, result)):
             self._look(flat, key, same, result, compute)
+        result.dtensors = flat.dtensors
+        result.dtensor_versions = [tensor._version for _, tensor in flat.dtensors]
         result.lent = sorted({memory.device for memory in memories} - {HOST})
         result.devices = sorted({*self._layout[3], *result.lent} - {HOST})
         result.held.extend(memory.owner for memory in memories)

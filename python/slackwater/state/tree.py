@@ -60,6 +60,7 @@ class Flattener(codec.Encoder):
         self._updates = Updates.UNKNOWN  # of what is being walked
         self._replicated = False  # below sw.Replicated
         self.replicated: list[codec.Marked] = []  # what is in each sw.Replicated, if other ranks have it too
+        self.dtensors: list[tuple[str, Any]] = []  # by name; torch_tensors has their local ones
         self.modules: list[tuple[Any, range]] = []  # with hooks: and the tensors their state_dict() gave
         self.optimizers: list[Any] = []
         self.module_tensors: list[tuple[str, Sequence[str] | None, Any]] = []  # name, keys, tensors; or the module
@@ -126,9 +127,11 @@ class Flattener(codec.Encoder):
         self.torch_updates += updates
         if facts is not None:
             self.torch_shards.update(table.shards_from(first))
+            pairs = zip(table.names, tensors, strict=True)
+            wrapped = [(own, tensor) for own, tensor in pairs if type(tensor) is self.dtensor]
+            self.dtensors += wrapped
             if not self._open_objects:
-                pairs = zip(table.names, tensors, strict=True)
-                self.loose_dtensors += [(own, tensor) for own, tensor in pairs if type(tensor) is self.dtensor]
+                self.loose_dtensors += wrapped
         return table.node
 
     def _local_rows(self, table: Table | None, tensors: list[Any]) -> tuple[list[Any], list[Any]] | None:
@@ -251,6 +254,7 @@ class Flattener(codec.Encoder):
     def _dtensor(self, tensor: Any, name: str, updates: Updates) -> Node:
         where = self.rank_info.locate(tensor, name, self._replicated)
         local = tensor._local_tensor
+        self.dtensors.append((name, tensor))
         if not self._open_objects:
             self.loose_dtensors.append((name, tensor))
         if self.rank_info.world == 1 and self.torch.is_wrapper(local):

@@ -156,8 +156,17 @@ Check latency_check(std::string name, const Latencies& latencies, Band p99_ms, b
     check.verdict = Verdict::kWarn;  // no fault of the copies
     check.remedy = "this machine is as slow when nothing is copied: see top";
   } else if (check.verdict != Verdict::kPass) {
-    check.remedy = "lower copies_ahead (GPU), or give the job more processors";
+    check.remedy = "give the job more processors";
   }
+  return check;
+}
+
+Check small_copy_check(std::string name, const Latencies& latencies, bool quick) {
+  const Band band{.warn = kSmallCopyOverIdle * percentile(latencies.idle, 0.99) + kSmallCopyTurnMs,
+                  .fail = kSmallCopyFailMs};
+  Check check = latency_check(std::move(name), latencies, band, quick);
+  if (check.verdict == Verdict::kWarn || check.verdict == Verdict::kFail)
+    check.remedy = "lower copy_turn, and leave CUDA_DEVICE_MAX_CONNECTIONS unset (docs/devices.md, copies ahead)";
   return check;
 }
 
@@ -181,7 +190,7 @@ void copy_checks(const Settings& settings, Scratch& scratch, std::uint64_t most_
     emit(latency_check("host memory copy of 1 MiB", speeds->small_copy, kHostCopyP99Ms, settings.soft));
     return;
   }
-  emit(latency_check(scratch.name() + " copy of 4 KiB", speeds->small_copy, kSmallCopyP99Ms, settings.soft));
+  emit(small_copy_check(scratch.name() + " copy of 4 KiB", speeds->small_copy, settings.soft));
   emit(latency_check(scratch.name() + " launch", speeds->launch, kLaunchP99Ms, settings.soft));
 }
 

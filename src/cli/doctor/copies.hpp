@@ -18,6 +18,8 @@ struct Latencies {
   std::vector<double> copying;
 };
 [[nodiscard]] Check latency_check(std::string name, const Latencies& latencies, Band p99_ms, bool quick);
+// For a copy on a GPU, which may take longer than an idle one by a turn of ours.
+[[nodiscard]] Check small_copy_check(std::string name, const Latencies& latencies, bool quick);
 
 // "copies" and "interference" of one device. `most_bytes` limits the state that is saved.
 void copy_checks(const Settings& settings, Scratch& scratch, std::uint64_t most_bytes, const Emit& emit);

@@ -53,9 +53,12 @@ inline constexpr int kConnectionsWanted = 2;
 inline constexpr std::uint64_t kDeviceMemoryNeeded = 256ull << 20;
 
 // --- interference ----------------------------------------------------------------------------------------------------
-// 64 MiB of copies are ahead of the trainer's: 2.7 ms at 25 GB/s, 5 ms at 12. Twice that leaves room for noise. Beyond
-// 250 ms, every loss.item() is seen in the step time.
-inline constexpr Band kSmallCopyP99Ms{.warn = 10, .fail = 250};
+// Copies leave in turns of 2 MiB: 84 us at 25 GB/s, after which the trainer's passes. Where turns do not work, it waits
+// for all that is queued: 2.7 ms for 64 MiB, and often for the whole state. Beyond 250 ms, every loss.item() is seen in
+// the step time.
+inline constexpr double kSmallCopyOverIdle = 3;
+inline constexpr double kSmallCopyTurnMs = 0.1;
+inline constexpr double kSmallCopyFailMs = 250;
 // Queueing work takes some 5 us. A call that takes a millisecond has waited for a lock of the driver.
 inline constexpr Band kLaunchP99Ms{.warn = 1, .fail = 100};
 // A copy of 1 MiB takes 0.1 ms. Copy threads may take its processor for a few time slices of 4 ms.

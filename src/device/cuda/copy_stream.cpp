@@ -7,10 +7,11 @@
 
 namespace slackwater::cuda {
 
-CopyStream::CopyStream(EventPool& events, Copier& copier, std::uint64_t turn_bytes)
+CopyStream::CopyStream(EventPool& events, Copier& copier, std::uint64_t turn_bytes, std::size_t turn_copies)
     : events_(events),
       copier_(copier),
       turn_bytes_(turn_bytes),
+      turn_copies_(turn_copies),
       streams_{Stream(events.context()), Stream(events.context())} {}
 
 CopyStream::~CopyStream() {
@@ -51,7 +52,7 @@ Status CopyStream::queue(std::span<const CopyPiece> pieces, CopyPace pace) {
     while (rest.size_bytes > 0) {
       CopyPiece piece = rest;
       piece.size_bytes = std::min(rest.size_bytes, turn_bytes_);
-      if (bytes_in_turn_ + piece.size_bytes > turn_bytes_ || copies_in_turn_ >= kTurnCopies) {
+      if (bytes_in_turn_ + piece.size_bytes > turn_bytes_ || copies_in_turn_ >= turn_copies_) {
         SW_TRY(flush());
         SW_TRY(begin_turn());
       }
@@ -68,11 +69,17 @@ Status CopyStream::queue(std::span<const CopyPiece> pieces, CopyPace pace) {
 
 Status CopyStream::queue_blocks(std::span<const Block> blocks, CopyPace pace) {
   const std::lock_guard lock(mutex_);
-  if (pace == CopyPace::kInTurns && turn_bytes_ != 0) {
-    if (copies_in_turn_ + blocks.size() > kTurnCopies) SW_TRY(begin_turn());
-    copies_in_turn_ += blocks.size();
+  if (pace == CopyPace::kAtOnce || turn_bytes_ == 0) {
+    return copier_.queue_blocks(blocks, CopyDirection::kToHost, current());
   }
-  return copier_.queue_blocks(blocks, CopyDirection::kToHost, current());
+  while (!blocks.empty()) {
+    const std::size_t count = std::min(blocks.size(), turn_copies_);
+    if (copies_in_turn_ + count > turn_copies_) SW_TRY(begin_turn());
+    copies_in_turn_ += count;
+    SW_TRY(copier_.queue_blocks(blocks.first(count), CopyDirection::kToHost, current()));
+    blocks = blocks.subspan(count);
+  }
+  return {};
 }
 
 // All that was queued before, waits included, is on the stream of the last turn or ordered before it. So a single event
@@ -103,7 +110,7 @@ void CopyStream::drain() {
 
 std::uint64_t CopyStream::operations(std::uint64_t copies, std::uint64_t size_bytes) const {
   if (turn_bytes_ == 0) return copier_.operations(copies);
-  const std::uint64_t turns = size_bytes / turn_bytes_ + copies / kTurnCopies + 1;
+  const std::uint64_t turns = size_bytes / turn_bytes_ + copies / turn_copies_ + 1;
   return copier_.operations(copies) + turns - 1;
 }
 

@@ -5,7 +5,7 @@
 // small copy of the trainer, such as loss.item(), would wait until that stream has run dry, and it never does while
 // more is queued in time. With turns, never more than one turn of ours is ready. When it ends, the trainer's copy,
 // which has been ready for longer than our next turn, is served first. No thread has to do anything for that.
-// A turn is at most so many bytes and kTurnCopies copies. Short turns let the trainer pass sooner, but each one costs
+// A turn is at most so many bytes and copies. Short turns let the trainer pass sooner, but each one costs
 // the engine a few microseconds (docs/decisions/0014-copies-ahead.md).
 //
 // Owner: CudaDevice. Thread rule: thread-safe; callers are inside a Scope. A call may sleep until the device has done
@@ -32,11 +32,13 @@ enum class CopyPace : std::uint8_t {
 
 // Copies in one turn, at most: small copies take longer than their bytes say.
 inline constexpr std::size_t kTurnCopies = 64;
+// The first samples of a snapshot: each is a 2D copy of 16 rows, so a turn of them takes as long as fewer copies.
+inline constexpr std::size_t kTurnSamples = 8;
 
 class CopyStream {
  public:
   // `turn_bytes` 0: no turns, whatever the pace.
-  CopyStream(EventPool& events, Copier& copier, std::uint64_t turn_bytes);
+  CopyStream(EventPool& events, Copier& copier, std::uint64_t turn_bytes, std::size_t turn_copies = kTurnCopies);
   ~CopyStream();  // needs no Scope
 
   [[nodiscard]] Status open();  // call once, before anything else
@@ -60,6 +62,7 @@ class CopyStream {
   EventPool& events_;
   Copier& copier_;
   const std::uint64_t turn_bytes_;
+  const std::size_t turn_copies_;
 
   std::mutex mutex_;
   std::array<Stream, 2> streams_;       // constant once open

@@ -28,7 +28,9 @@ void wait_or_retire(StreamEvent& written, PooledMemory& memory) {
   if (!written.wait()) memory.retire();
 }
 
-// The copies are queued on the trainer's stream. Any other stream would have to make the trainer's wait for it.
+// The copies run on a stream of ours, between the work that is queued on the trainer's stream and what follows there.
+// On the trainer's own stream each would be a call, if that is the legacy default stream, which takes no batches, and
+// nothing would keep them below what the driver queues.
 class CudaEarlyCopies final : public EarlyCopies {
  public:
   CudaEarlyCopies(EventPool& events, PooledMemory memory) : events_(events), memory_(std::move(memory)) {}
@@ -37,7 +39,7 @@ class CudaEarlyCopies final : public EarlyCopies {
   }
 
   // Inside a Scope. After an error nothing is written any more, or the memory is not used again.
-  Status queue(Copier& copier, std::span<const StridedMemory> tensors, CUstream stream) {
+  Status queue(Copier& copier, std::span<const StridedMemory> tensors, CUstream trainer, CUstream ours) {
     std::vector<CopyPiece> pieces;
     pieces.reserve(tensors.size());
     addresses_.reserve(tensors.size());
@@ -48,18 +50,8 @@ class CudaEarlyCopies final : public EarlyCopies {
       if (size > 0) pieces.push_back({&tensor, 0, size, to});
       to += round_up(size, kEarlyCopyAlignmentBytes);
     }
-    Status queued = copier.queue(pieces, CopyDirection::kToHost, stream);
-    if (queued) {
-      if (auto event = StreamEvent::record(events_, {&stream, 1})) {
-        event_ = std::move(*event);
-        filled_ = event_;
-        return {};
-      } else {
-        queued = fail(std::move(event).error());
-      }
-    }
-    // The call that named the stream has not returned, so the stream is alive. No later call may use it.
-    if (!wait_for_stream(events_, stream)) memory_.retire();
+    Status queued = queue_between(copier, pieces, trainer, ours);
+    if (!queued && !wait_for_stream(events_, ours)) memory_.retire();
     return queued;
   }
 
@@ -67,6 +59,20 @@ class CudaEarlyCopies final : public EarlyCopies {
   const std::shared_ptr<Event>& filled() const override { return filled_; }
 
  private:
+  Status queue_between(Copier& copier, std::span<const CopyPiece> pieces, CUstream trainer, CUstream ours) {
+    const Context& context = events_.context();
+    SW_ASSIGN(const auto produced, StreamEvent::record(events_, {&trainer, 1}));
+    SW_TRY(copier.admit(ours));
+    SW_TRY(produced->stream_wait(context, ours));
+    SW_TRY(copier.queue(pieces, CopyDirection::kToHost, ours));
+    SW_TRY(copier.admit(ours));
+    SW_ASSIGN(auto copied, StreamEvent::record(events_, {&ours, 1}));
+    SW_TRY(copied->stream_wait(context, trainer));
+    event_ = std::move(copied);
+    filled_ = event_;
+    return {};
+  }
+
   EventPool& events_;
   PooledMemory memory_;
   std::vector<const std::byte*> addresses_;
@@ -140,7 +146,8 @@ CudaDevice::CudaDevice(std::unique_ptr<Context> context, std::uint64_t copy_turn
       early_memory_(*context_),
       copier_(*context_),
       copies_(events_, copier_, copy_turn_bytes),
-      samples_(*context_),
+      samples_(events_, copier_, copy_turn_bytes, kTurnSamples),
+      early_copies_(*context_),
       to_host_(*context_),
       from_host_(*context_) {}
 
@@ -148,7 +155,8 @@ Status CudaDevice::prepare() {
   const Scope scope(*context_);
   SW_TRY(scope.status());
   SW_TRY(copies_.open());
-  for (Stream* stream : {&samples_, &to_host_, &from_host_}) {
+  SW_TRY(samples_.open());
+  for (Stream* stream : {&early_copies_, &to_host_, &from_host_}) {
     SW_TRY(stream->open());
     copier_.limit(events_, stream->get());
   }
@@ -237,7 +245,7 @@ Result<std::unique_ptr<EarlyCopies>> CudaDevice::copy_early(std::span<const Stri
   for (const StridedMemory& tensor : tensors) size += round_up(tensor.size_bytes(), kEarlyCopyAlignmentBytes);
   SW_ASSIGN(PooledMemory memory, early_memory_.take(size));
   auto copies = std::make_unique<CudaEarlyCopies>(events_, std::move(memory));
-  SW_TRY(copies->queue(copier_, tensors, as_stream(stream)));
+  SW_TRY(copies->queue(copier_, tensors, as_stream(stream), early_copies_.get()));
   return copies;
 }
 
@@ -255,7 +263,7 @@ Result<std::unique_ptr<PendingSamples>> CudaDevice::sample(std::span<const Repli
 Result<std::unique_ptr<DeviceCopies>> CudaDevice::begin(std::shared_ptr<Event> produced,
                                                         std::span<const StridedMemory* const> guarded,
                                                         std::uint64_t seed) {
-  const DeviceParts parts{*context_, events_, sample_memory_, copier_, copies_, samples_.get()};
+  const DeviceParts parts{*context_, sample_memory_, copies_, samples_};
   return CudaDeviceCopies::begin(parts, produced, guarded, seed);
 }
 

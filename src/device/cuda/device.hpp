@@ -58,7 +58,8 @@ class CudaDevice final : public AsyncDevice {
   MemoryPool early_memory_;
   Copier copier_;
   CopyStream copies_;
-  Stream samples_;
+  CopyStream samples_;
+  Stream early_copies_;
   Stream to_host_;
   Stream from_host_;
 };

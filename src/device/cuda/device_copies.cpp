@@ -1,7 +1,6 @@
 #include "device/cuda/device_copies.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -62,9 +61,10 @@ Status CudaDeviceCopies::queue_first_samples() {
   for (std::uint32_t guard = 0; guard < guarded_.size(); ++guard) {
     SW_TRY(add_sample(*guarded_[guard], seed_, first_sample(guard), blocks));
   }
-  if (produced_ != nullptr) SW_TRY(produced_->stream_wait(parts_.context, parts_.sample_stream));
-  SW_TRY(parts_.copier.queue_blocks(blocks, CopyDirection::kToHost, parts_.sample_stream));
-  SW_ASSIGN(first_sampled_, StreamEvent::record(parts_.events, std::array{parts_.sample_stream}));
+  if (produced_ != nullptr) SW_TRY(parts_.sample_stream.wait_for(*produced_));
+  // In turns, as the copies: thousands of samples back to back would hold up a copy of the trainer for milliseconds.
+  SW_TRY(parts_.sample_stream.queue_blocks(blocks, CopyPace::kInTurns));
+  SW_ASSIGN(first_sampled_, parts_.sample_stream.record());
   return {};
 }
 
@@ -73,7 +73,7 @@ CudaDeviceCopies::~CudaDeviceCopies() {
   // returns an error at once and writes nothing more.
   const Scope scope(parts_.context);
   if (samples_.data() != nullptr && (first_sampled_ == nullptr || !first_sampled_->wait().has_value())) {
-    (void)wait_for_stream(parts_.events, parts_.sample_stream);
+    parts_.sample_stream.drain();
   }
   const std::lock_guard lock(mutex_);
   if (queued_ > 0 && (recorded_ < queued_ || !last_event_->wait().has_value())) {

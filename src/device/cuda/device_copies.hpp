@@ -22,7 +22,6 @@
 
 #include "device/async_device.hpp"
 #include "device/cuda/blocks.hpp"
-#include "device/cuda/copier.hpp"
 #include "device/cuda/copy_stream.hpp"
 #include "device/cuda/objects.hpp"
 
@@ -37,11 +36,9 @@ inline constexpr std::uint64_t kTensorSampleBytes = 128;
 // The parts of a device that its copies use.
 struct DeviceParts {
   const Context& context;
-  EventPool& events;
   MemoryPool& sample_memory;  // pinned
-  Copier& copier;
   CopyStream& copy_stream;
-  CUstream sample_stream;
+  CopyStream& sample_stream;
 };
 
 class CudaDeviceCopies final : public DeviceCopies {

@@ -267,6 +267,12 @@ TEST(DoctorInterference, BlamesTheCopiesOnlyIfIdleIsBetter) {
   EXPECT_EQ(latency_check("x", {.idle = {0.01}, .copying = {300}}, band, false).verdict, Verdict::kFail);
   EXPECT_EQ(latency_check("x", {.idle = {200}, .copying = {300}}, band, false).verdict, Verdict::kWarn);
   EXPECT_EQ(latency_check("x", {.idle = {1}, .copying = {}}, band, false).verdict, Verdict::kSkip);
+  // On a GPU: three times idle and a turn.
+  EXPECT_EQ(small_copy_check("x", {.idle = {0.01}, .copying = {0.12}}, false).verdict, Verdict::kPass);
+  const Check slow = small_copy_check("x", {.idle = {0.01}, .copying = {3}}, false);
+  EXPECT_EQ(slow.verdict, Verdict::kWarn);
+  EXPECT_NE(slow.remedy.find("copy_turn"), std::string::npos);
+  EXPECT_EQ(small_copy_check("x", {.idle = {0.01}, .copying = {300}}, false).verdict, Verdict::kFail);
 }
 
 }  // namespace

@@ -126,7 +126,33 @@ TEST_F(DoctorTest, ALostDeviceFails) { EXPECT_EQ(gpu_with("lose_device=1").at("c
 
 TEST_F(DoctorTest, CorruptedCopiesFail) { EXPECT_EQ(gpu_with("flip_copies=1").at("cuda:0 copy and back"), "FAIL"); }
 
-TEST_F(DoctorTest, StalledCopiesFailAndEnd) { EXPECT_EQ(gpu_with("stall=on").at("cuda:0 copy and back"), "FAIL"); }
+TEST_F(DoctorTest, StalledCopiesFailAndEnd) {
+  for (const char* fault : {"stall=on", "stall=halfway"})
+    EXPECT_EQ(gpu_with(fault).at("cuda:0 copy and back"), "FAIL") << fault;
+}
+
+TEST_F(DoctorTest, ACopyThatBreaksOffFailsInItsLine) {
+  EXPECT_EQ(gpu_with("fail_copy=1:700").at("cuda:0 copy and back"), "FAIL");
+  // A later one fails what is checked then, and the device cannot be used any more.
+  const Statuses later = gpu_with("fail_copy=5:700");
+  EXPECT_EQ(later.at("cuda:0 batched copies"), "FAIL");
+  EXPECT_EQ(later.at("cuda:0 copy and back"), "FAIL");
+}
+
+TEST_F(DoctorTest, CopiesThatAreSeldomWrongFailInTheLineOfOrder) {
+  const Statuses statuses = gpu_with("flip_copies=97");
+  EXPECT_EQ(statuses.at("cuda:0 order"), "FAIL");
+  EXPECT_FALSE(statuses.contains("cuda:0 copy and back"));
+}
+
+TEST_F(DoctorTest, RegistrationsThatTakeLongAreAWarningInTheirLine) {
+  EXPECT_EQ(gpu_with("register_cost=260000000:0").at("cuda:0 register"), "WARN");
+}
+
+TEST_F(DoctorTest, ACallThatFailsOnceFailsInTheLineThatMadeIt) {
+  EXPECT_EQ(gpu_with("fail_call=cuMemcpyBatchAsync_v2:1:719").at("cuda:0 batched copies"), "FAIL");
+  EXPECT_EQ(gpu_with("fail_call=cuEventRecord:40:719").at("cuda:0 batched copies"), "FAIL");
+}
 
 TEST_F(DoctorTest, OtherRanksPrintNothing) {
   ::setenv("RANK", "1", 1);

@@ -418,6 +418,38 @@ TEST_F(CudaSamples, TakeOneCallPerTensorAndDoNotWaitForEarlierCopies) {
   EXPECT_EQ(swsim_calls("cuMemcpyDtoHAsync_v2"), 0u);
 }
 
+// Thousands of them take milliseconds, and the engine serves what is ready on one stream back to back.
+TEST_F(CudaSamples, ACopyOfTheTrainerPassesBetweenThem) {
+  constexpr std::size_t kTensors = 200;
+  constexpr std::int64_t kLatencyNs = 50'000;
+  swsim_device_config config{};
+  must(swsim_get_config(0, &config));
+  config.copy_latency_ns = kLatencyNs;
+  must(swsim_set_config(0, &config));
+  const auto tensor = DeviceTensor::flat(5'000);
+  const std::vector<const StridedMemory*> guarded(kTensors, &tensor.memory);
+  const PinnedBuffer word(4);
+  CUevent small = nullptr;
+  CUevent all = nullptr;
+  must(cuEventCreate(&small, kEventBlockingSync));
+  must(cuEventCreate(&all, kEventBlockingSync));
+  must(swsim_stall_copies(0, SWSIM_STALL_ON));
+  {
+    const auto copies = begun(nullptr, guarded);
+    must(cuMemcpyDtoHAsync_v2(word.data(), tensor.address, 4, stream_));
+    must(cuEventRecord(small, stream_));
+    ASSERT_TRUE(copies->queue_second_sample(0));  // behind the first samples
+    const auto sampled = copies->record_event();
+    ASSERT_TRUE(sampled.has_value() && device_->stream_wait(stream_handle(), **sampled));
+    must(cuEventRecord(all, stream_));
+    must(swsim_stall_copies(0, SWSIM_STALL_OFF));
+    must(cuEventSynchronize(all));
+  }
+  EXPECT_GE(swsim_event_time_ns(all) - swsim_event_time_ns(small), (kTensors - 2 * kTurnSamples) * kLatencyNs);
+  must(cuEventDestroy_v2(small));
+  must(cuEventDestroy_v2(all));
+}
+
 TEST_F(CudaSamples, AnUnknownTensorOrOneWithoutASecondSampleIsAnError) {
   const auto tensor = DeviceTensor::flat(5'000);
   const auto copies = begun(nullptr, {&tensor.memory});

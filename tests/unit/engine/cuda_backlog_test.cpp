@@ -1,4 +1,5 @@
 // How much is queued on a device before the fence, and what the fence does with the rest.
+#include <chrono>
 #include <thread>
 
 #include "unit/engine/cuda_fixture.hpp"
@@ -93,6 +94,45 @@ TEST_F(EngineBacklog, CloseWithoutAFenceCommitsWhatWasHeldBack) {
   must(swsim_stall_copies(0, SWSIM_STALL_OFF));
   ASSERT_TRUE(engine.close());
   EXPECT_EQ(saved(1), expected());
+}
+
+// Registering the whole pool takes up to a minute, and the fence would wait for all of it.
+TEST_F(EngineBacklog, ASaveRegistersTheSlabsThatItUsesAndNotThePool) {
+  Engine engine = open(options(2 * kMiB, 0));
+  Bytes bytes(32 * kMiB);
+  State on_host;
+  on_host.tensors.push_back({.name = "w",
+                             .dtype = DType::kU8,
+                             .shape = {static_cast<std::int64_t>(bytes.size())},
+                             .strides = {},
+                             .data = bytes.data()});
+  ASSERT_TRUE(engine.prepare(std::move(on_host)));
+  while (!engine.wait_prepared(std::chrono::seconds(1)).value()) {
+  }
+  const auto registered = [] { return swsim_calls("cuMemHostRegister_v2"); };
+  ASSERT_EQ(registered(), 0u) << "no device is in use yet";
+  add("w", 2 * kMiB);
+  for (std::uint64_t step = 1; step <= 3; ++step) {
+    Snapshot snapshot = save(engine, step);
+    ASSERT_TRUE(snapshot.fence(streams()));
+    ASSERT_TRUE(snapshot.wait(Level::kCommitted));
+    EXPECT_EQ(saved(step), expected());
+  }
+  EXPECT_EQ(engine.stats().pool_bytes / kMiB, 33u);
+  EXPECT_LE(registered(), 3u * 3u) << "at most the chunks of three small steps";
+}
+
+// While memory is registered, calls of the trainer wait for the driver's lock.
+TEST_F(EngineBacklog, RegistrationsLeaveThreeTimesTheirLengthToTheTrainer) {
+  constexpr std::uint64_t kSlabs = 8;
+  constexpr std::chrono::milliseconds kCost(5);
+  must(swsim_set_cost(SWSIM_COST_REGISTER, std::chrono::nanoseconds(kCost).count(), 0));
+  const auto begun = std::chrono::steady_clock::now();
+  {
+    Engine engine = open(options(2 * kMiB, kSlabs * kMiB));  // registers its pool in the background
+    while (swsim_calls("cuMemHostRegister_v2") < kSlabs) std::this_thread::yield();
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begun, (kSlabs - 2) * 4 * kCost);
 }
 
 TEST_F(EngineBacklog, BatchedCopiesCanBeSwitchedOff) {

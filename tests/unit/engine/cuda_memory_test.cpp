@@ -187,6 +187,34 @@ TEST_F(EngineOnPinnedTensors, ACopyThatStillFillsThemIsWaitedFor) {
   }
 }
 
+TEST_F(EngineOnPinnedTensors, ACopyThatStillFillsATargetDoesNotLandOnWhatWasRestored) {
+  const auto source = DeviceTensor::flat(kMiB, 5);
+  const cuda::PinnedBuffer buffer(kMiB);
+  const Bytes before = buffer.copy();
+  for (const bool named : {false, true}) {
+    Options apart = options();
+    apart.path += named ? "-named" : "";
+    Engine engine = open(apart);
+    State state;
+    state.tensors.push_back(host_tensor("offloaded", buffer.bytes(), false));
+    auto snapshot = engine.save(1, std::move(state));
+    ASSERT_TRUE(snapshot && (**snapshot).wait(Level::kCommitted));
+    fill_later(buffer, source);
+    RestoreOptions restoring;
+    if (named) restoring.after = streams();
+    const auto restored = engine.restore(restoring, [&](const Checkpoint&) -> Result<std::vector<Target>> {
+      return std::vector<Target>{{.name = "offloaded",
+                                  .dtype = DType::kU8,
+                                  .shape = {static_cast<std::int64_t>(kMiB)},
+                                  .strides = {},
+                                  .data = buffer.data()}};
+    });
+    ASSERT_TRUE(restored) << restored.error().to_string();
+    synchronize();
+    EXPECT_EQ(buffer.copy(), before) << named;
+  }
+}
+
 TEST_F(EngineOnPinnedTensors, OrdinaryHostTensorsDoNotWaitForTheDevice) {
   Engine engine = open(options());
   Bytes bytes(5000, std::byte{7});

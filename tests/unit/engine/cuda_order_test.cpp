@@ -54,6 +54,51 @@ TEST_F(EngineOnCudaAndAFaultyDisk, TensorsAreSampledBeforeTheDiskAnswers) {
   EXPECT_TRUE(engine.versions().empty());
 }
 
+TEST_F(EngineOnCudaAndAFaultyDisk, TensorsAreSampledWhileThePlanOfAnEarlierStepHangs) {
+  add("w", 3 * kMiB);
+  Engine engine = open_faulty();
+  fs_->hang(FsCall::kMakeDirectory, {.path = "step-"});
+  Snapshot first = save(engine, 1);
+  ASSERT_TRUE(wait_copied(1));
+  Snapshot second = save(engine, 2);
+  EXPECT_TRUE(wait_copied(2)) << "the samples of one step wait for the plan of another";
+  queue_update();  // without a fence
+  synchronize();
+  fs_->release_hung();
+  for (Snapshot* const snapshot : {&first, &second}) {
+    const Status status = snapshot->wait(Level::kCommitted);
+    ASSERT_FALSE(status) << "step " << snapshot->step() << " was committed with the bytes of the next step";
+    EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
+  }
+  EXPECT_TRUE(engine.versions().empty());
+}
+
+TEST_F(EngineOnCudaAndAFaultyDisk, MemoryThatIsGivenToSomebodyElseUnderItsCopiesFailsTheSnapshotByName) {
+  DeviceTensor& tensor = add("w", 3 * kMiB);
+  Engine engine = open_faulty();
+  const auto good = expected();
+  ASSERT_TRUE(save(engine, 1).wait(Level::kCommitted));
+  fs_->hang(FsCall::kMakeDirectory, {.path = "step-"});
+  swsim_engine_stats before{};
+  must(swsim_engine(0, SWSIM_D2H, &before));
+  Snapshot snapshot = save(engine, 2);
+  ASSERT_TRUE(wait_copied(before.copies + 1));
+  // A caching allocator gives it to another tensor before the copies begin.
+  const std::size_t size = tensor.twin.size();
+  must(swsim_free_for_reuse(tensor.address));
+  cuda::CUdeviceptr again = 0;
+  must(cuda::cuMemAlloc_v2(&again, size));
+  ASSERT_EQ(again, tensor.address);
+  must(swsim_write(again, Bytes(size, std::byte{0x55}).data(), size));
+  fs_->release_hung();
+  const Status status = snapshot.wait(Level::kCommitted);
+  ASSERT_FALSE(status) << "committed with the bytes of another tensor";
+  EXPECT_EQ(status.error().kind, ErrorKind::kTorn);
+  EXPECT_EQ(status.error().tensor, "w");
+  EXPECT_FALSE(engine.close());
+  EXPECT_EQ(saved(1), good);
+}
+
 TEST_F(EngineOnCudaAndAFaultyDisk, PlanThatFailsAfterTheSamplesLeavesNothingOnTheDevice) {
   add("w", 3 * kMiB);
   Engine engine = open_faulty();

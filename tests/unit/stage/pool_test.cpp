@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
@@ -71,6 +72,28 @@ TEST(Pool, SizesThatCannotWorkAreRefused) {
 TEST(Pool, MoreThanTheMachineHasIsOutOfMemory) {
   EXPECT_EQ(Pool::create(std::uint64_t{1} << 46, 64).error().kind, ErrorKind::kOutOfMemory);
   EXPECT_EQ(Pool::create(std::uint64_t{1} << 60, 1u << 20).error().kind, ErrorKind::kOutOfMemory);
+}
+
+TEST(Pool, AnnouncementsPauseUnlessSomebodyWaitsForASlab) {
+  std::atomic<int> announced = 0;
+  TouchOptions touching;
+  touching.threads = 2;
+  touching.pause = [] { return std::chrono::hours(24); };
+  auto pool = *Pool::create(kMiB, 6, [&](int, std::span<std::byte>) { ++announced; }, -1, touching);
+  const Lease first = acquire_now(*pool);
+  const Lease second = acquire_now(*pool);  // waits, so the pause ends
+  EXPECT_EQ(announced, 2);
+  const Lease third = acquire_now(*pool);
+  EXPECT_EQ(announced, 3);
+  pool->wait_touched();  // so does this caller
+  EXPECT_EQ(announced, 6);
+}
+
+TEST(Pool, PauseBetweenAnnouncementsEndsWithThePool) {
+  TouchOptions touching;
+  touching.pause = [] { return std::chrono::hours(24); };
+  const auto pool = *Pool::create(kMiB, 4, [](int, std::span<std::byte>) {}, -1, touching);
+  const Lease first = acquire_now(*pool);
 }
 
 TEST(Pool, EverySlabIsAnnouncedBeforeItCanBeLeased) {

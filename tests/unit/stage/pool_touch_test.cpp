@@ -75,6 +75,13 @@ TEST(PoolTouch, HugePagesThatAreAsFastAsPlainOnesStay) {
   EXPECT_TRUE(huge.back());
 }
 
+// Every checkpoint is written from them, and the pool is touched once.
+TEST(PoolTouch, HugePagesThatTakeThreeTimesAsLongStay) {
+  const auto huge = touch_all(20, [](int, bool with_huge) { return with_huge ? 3ms : 1ms; });
+  EXPECT_EQ(std::ranges::count(huge, false), 2);
+  EXPECT_TRUE(huge.back());
+}
+
 TEST(PoolTouch, FastHugePagesAreNotQuestioned) {
   EXPECT_THAT(touch_all(20, [](int, bool huge) { return huge ? 100us : 1us; }), Each(true));
 }
