@@ -48,6 +48,8 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   const Status idle = shared_.jobs.wait_idle(Level::kCommitted, timeout);
   const Status copied = shared_.promotions.wait_idle(deadline, options_.copy_timeout);
   const bool cleaned = shared_.cleaner.wait_idle(deadline);
+  // They read from lower tiers, perhaps from one that does not respond.
+  const bool restorer_ended = restorer_.request_stop();
   // First the jobs in flight, then the failures. So a step that sw-commit gives up in between is in both, not in
   // neither.
   const auto left = shared_.jobs.snapshots();                           // close() has begun, so no save() adds any more
@@ -63,14 +65,14 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   }
 
   bool ended = true;
-  if (left.empty() && copied && cleaned && !(timeout && shared_.versions.busy())) {
+  if (left.empty() && copied && cleaned && restorer_ended && !(timeout && shared_.versions.busy())) {
     shut_down(true);
   } else {
     // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
     ended = shut_down_within(kCloseGrace);
     if (!ended)
       shared_.log.error("the storage at {} does not respond; threads that wait for it keep running after close()",
-                        copied ? options_.path : "a lower tier of " + options_.path);
+                        copied && restorer_ended ? options_.path : "a lower tier of " + options_.path);
   }
 
   // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
@@ -128,9 +130,10 @@ void Engine::Impl::shut_down(bool in_time) {
       Pipeline::give_up(*job, closing);
     }
   }
+  for (const Tier& tier : shared_.tiers) tier.fs().stop_transfers();  // nobody waits for a slow network from here on
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
-  restorer_.stop_repairs();
+  restorer_.stop();
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took
   std::shared_ptr<Pipeline> pipeline;           // released last, and after a restore() that reads into its pool

@@ -36,6 +36,7 @@ class CopyBacklog {
   void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
+  [[nodiscard]] std::optional<Error> refusal() const;  // why nothing is copied any more; see refuse()
   // True: nothing waits any more, and the promoter is at rest. Gives up when `deadline` has passed, or when nothing has
   // moved for `patience`.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
@@ -85,7 +86,7 @@ class CopyBacklog {
   std::set<VersionName> waiting_;
   std::set<VersionName> removed_;
   std::optional<VersionName> copying_;
-  bool refused_ = false;
+  std::optional<Error> refused_;
   bool working_ = false;  // the promoter is not at rest
   TierStatus status_;
   std::uint64_t moves_ = 0;  // counts progress, for wait_idle()

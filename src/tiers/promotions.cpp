@@ -69,14 +69,25 @@ std::vector<TierStatus> Promotions::status() const {
 Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
                              std::chrono::milliseconds patience) const {
   std::string left;
+  std::string refused;
   for (const auto& promoter : promoters_) {
-    if (promoter->backlog().wait_idle(deadline, patience)) continue;
+    const bool idle = promoter->backlog().wait_idle(deadline, patience);
+    if (const auto refusal = promoter->backlog().refusal()) {
+      refused += fmt::format("{}{}", refused.empty() ? "" : "; ", refusal->to_string());
+      continue;
+    }
+    if (idle) continue;
     const TierStatus status = promoter->backlog().status();
     const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
     const std::string what = steps.empty() ? fmt::format("{} does not respond", status.location)
                                            : fmt::format("steps {} are not on {}", steps, status.location);
     left += fmt::format("{}{}{}{}", left.empty() ? "" : "; ", what, status.last_error.empty() ? "" : ": ",
                         status.last_error);
+  }
+  if (!refused.empty()) {
+    return fail(ErrorKind::kAborted,
+                fmt::format("checkpoints were not copied: {}{}{}", refused, left.empty() ? "" : "; ", left),
+                source_.root);
   }
   if (left.empty()) return {};
   return fail(ErrorKind::kTimeout, fmt::format("not everything was copied; the next run continues: {}", left),

@@ -22,8 +22,9 @@ class TierSurveyTest : public ::testing::Test {
         << serialize(Attempt{.number = number, .run = random_id(), .members = {random_id()}, .adopted = adopted});
   }
   Adoption adopt(std::uint32_t own, std::optional<std::uint64_t> continued) {
-    return adopt_from({.newest_attempt = 5, .adoptable = {{40, 5}, {50, 5}, {60, 5}}, .set_aside = {}}, *fs_, tier_0_,
-                      own, continued);
+    return adopt_from(
+        {.newest_attempt = 5, .attempt = {}, .adoptable = {{40, 5}, {50, 5}, {60, 5}}, .set_aside = {}}, *fs_, tier_0_,
+        own, continued);
   }
 
   TempDir temp_;
@@ -54,6 +55,27 @@ TEST_F(TierSurveyTest, IfTheAttemptsInBetweenAreUnknownVersionsAreSetAside) {
   const Adoption adoption = adopt(8, 70);
   EXPECT_TRUE(adoption.adopted.empty());
   EXPECT_EQ(adoption.set_aside.size(), 3u) << "kept, until somebody decides";
+}
+
+TEST_F(TierSurveyTest, WhatAnotherRunSavedIsSetAside) {
+  attempt(4, {});
+  attempt(5, {});
+  const TierSurvey survey{.newest_attempt = 5,
+                          .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
+                          .adoptable = {{40, 5}, {60, 5}},
+                          .set_aside = {}};
+  const Adoption adoption = adopt_from(survey, *fs_, tier_0_, 0, 50);
+  EXPECT_TRUE(adoption.adopted.empty());
+  EXPECT_EQ(adoption.set_aside.size(), 2u);
+}
+
+TEST_F(TierSurveyTest, ANewTier0GoesOnFromWhateverThereIs) {
+  attempt(6, {});  // its own
+  const TierSurvey survey{.newest_attempt = 5,
+                          .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
+                          .adoptable = {{40, 5}},
+                          .set_aside = {}};
+  EXPECT_EQ(adopt_from(survey, *fs_, tier_0_, 6, {}).adopted, (Versions{{40, 5}}));
 }
 
 TEST_F(TierSurveyTest, ATierThatDoesNotExistIsEmpty) {
