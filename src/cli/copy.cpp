@@ -19,7 +19,7 @@
 #include "os/posix_lock.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "tiers/version_copier.hpp"
-#include "version/attempt.hpp"
+#include "version/attempt_files.hpp"
 #include "version/fields.hpp"
 
 namespace slackwater::cli {
@@ -74,19 +74,15 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
       return fail(refusal(
           fmt::format("DST holds step {} of another run; choose another DST", version.step), target));
   }
-  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(to, target));
-  if (newest > attempt.number) {
-    return fail(
-        refusal(fmt::format("a newer run has used the target (attempt {}, the source has {})", newest, attempt.number),
-                target));
-  }
   const std::string name = attempt_file(attempt.number);
   SW_ASSIGN(const std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
-  Status published = publish_exclusively(to, control_path(target), name, text, random_id());
-  if (published || published.error().kind != ErrorKind::kAlreadyExists) return published;
-  SW_ASSIGN(const std::string present, read_listed(to, control_path(target), name, kMaxAttemptBytes));
-  if (present == text) return {};
-  return fail(refusal(fmt::format("DST holds attempt {} of another run; choose another DST", attempt.number), target));
+  SW_ASSIGN(const auto other, place_attempt_file(to, target, attempt, text));
+  if (!other) return {};
+  return fail(refusal(
+      *other == attempt.number
+          ? fmt::format("DST holds attempt {} of another run; choose another DST", attempt.number)
+          : fmt::format("a newer run has used DST (attempt {}; SRC has {}); choose another DST", *other, attempt.number),
+      target));
 }
 
 struct Outcome {

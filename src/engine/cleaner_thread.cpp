@@ -36,7 +36,8 @@ void CleanerThread::begin_deleting() {
     start();
   } catch (const std::system_error& trouble) {
     deletes_ = false;
-    log_.error("old checkpoints of this node are not deleted, because there is no thread to do it: {}", trouble.what());
+    log_.error("old checkpoints of this node are not deleted, because its thread could not be started: {}",
+               trouble.what());
   }
 }
 
@@ -70,7 +71,7 @@ bool CleanerThread::wait_idle(std::optional<std::chrono::steady_clock::time_poin
   return true;
 }
 
-std::unique_lock<std::mutex> CleanerThread::hold() {
+std::unique_lock<std::mutex> CleanerThread::block_deletes() {
   if (!deletes_) return {};
   static_cast<void>(wait_idle({}));
   return std::unique_lock(running_);

@@ -40,7 +40,7 @@ class CleanerThread {
   // False: still busy at the deadline. Without a deadline it waits as long as it takes.
   [[nodiscard]] bool wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline);
   // Waits for the runs requested so far. No run begins while the lock is held, so only its holder deletes.
-  [[nodiscard]] std::unique_lock<std::mutex> hold();
+  [[nodiscard]] std::unique_lock<std::mutex> block_deletes();
   void stop();  // after the current run
 
   // For calls that may run out of space. The function makes room. True: try the call again.
@@ -72,7 +72,7 @@ class CleanerThread {
   Guarded<BackgroundErrors>& errors_;
   const Log& log_;
 
-  std::mutex running_;  // held during a run, and by hold(); taken before mutex_
+  std::mutex running_;  // held during a run, and by block_deletes(); taken before mutex_
   std::mutex mutex_;    // guards what follows
   std::condition_variable_any changed_;
   std::uint64_t requested_ = 0;  // runs asked for

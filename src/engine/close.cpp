@@ -49,6 +49,8 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   const Status copied = shared_.promotions.wait_idle(deadline, options_.copy_timeout);
   const bool cleaned = shared_.cleaner.wait_idle(deadline);
   const bool flushed = !shared_.memory || shared_.memory->flush().wait(deadline);
+  // They read from lower tiers, perhaps from one that does not respond.
+  const bool restorer_ended = restorer_.request_stop();
   // First the jobs in flight, then the failures. So a step that sw-commit gives up in between is in both, not in
   // neither.
   const auto left = shared_.jobs.snapshots();                           // close() has begun, so no save() adds any more
@@ -64,14 +66,14 @@ Status Engine::Impl::close_once(std::optional<std::chrono::milliseconds> timeout
   }
 
   bool ended = true;
-  if (left.empty() && copied && cleaned && flushed && !(timeout && shared_.versions.busy())) {
+  if (left.empty() && copied && cleaned && flushed && restorer_ended && !(timeout && shared_.versions.busy())) {
     shut_down(true);
   } else {
     // Something is still under way, if only the removal of a failed snapshot. close() does not wait for it any longer.
     ended = shut_down_within(kCloseGrace);
     if (!ended)
       shared_.log.error("the storage at {} does not respond; threads that wait for it keep running after close()",
-                        copied ? options_.path : "a lower tier of " + options_.path);
+                        copied && restorer_ended ? options_.path : "a lower tier of " + options_.path);
   }
 
   // Checked only now: a decision that had begun is not interrupted, and may have ended in a commit.
@@ -130,11 +132,14 @@ void Engine::Impl::shut_down(bool in_time) {
       Pipeline::give_up(*job, closing);
     }
   }
+  for (const Tier& tier : shared_.tiers) {  // nobody waits for a slow network from here on
+    tier.fs().stop_transfers();
+    tier.reader().stop_transfers();
+  }
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
   if (shared_.memory) shared_.memory->flush().stop();  // sw-plan may be waiting for it
-  for (const Tier& tier : shared_.tiers) tier.reader().stop_transfers();  // a repair must not wait for a slow network
-  restorer_.stop_repairs();
+  restorer_.stop();
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took
   std::shared_ptr<Pipeline> pipeline;           // released last, and after a restore() that reads into its pool

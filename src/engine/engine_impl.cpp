@@ -141,7 +141,7 @@ Status Engine::Impl::remove(std::uint64_t step) {
   SW_TRY(has_directory());
   if (options_.rank != 0)
     return fail(ErrorKind::kInvalidArgument, "only rank 0 may delete a checkpoint", options_.path);
-  const auto nobody_else_deletes = shared_.cleaner.hold();
+  const auto nobody_else_deletes = shared_.cleaner.block_deletes();
   const auto open = shared_.versions.keep_open();  // instead of the exclusive lock: no commit waits
   SW_TRY(shared_.jobs.usable());                   // again: close() may have come before the lock
   VersionStore& store = shared_.versions.without_lock();

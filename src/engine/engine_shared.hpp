@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -43,6 +44,8 @@ struct EngineDependencies {
   std::optional<RankFiles> files = {};      // none: as it follows from the world size
   std::vector<Tier> tiers = {};             // empty: as Options::tiers says
   std::unique_ptr<MemoryTier> memory = {};  // made by open_engine()
+  // How long a restore waits for lower tiers that do not respond, if another tier has a checkpoint.
+  std::chrono::milliseconds tier_patience{15'000};
 };
 
 class SkipThread;
@@ -66,6 +69,7 @@ struct EngineShared {
   const std::unique_ptr<Clock> clock;
   const RankFiles files;
   const std::vector<Tier> tiers;  // below tier 0
+  const std::chrono::milliseconds tier_patience;
   Devices devices;
   const std::shared_ptr<EngineStatus> engine_status;
   const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol

@@ -149,7 +149,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   Result<Attempt> attempt;
   {
     // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
-    const auto nobody_deletes = cleaner_.hold();
+    const auto nobody_deletes = cleaner_.block_deletes();
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
       if (protocol_ != nullptr && !protocol_->is_rank_0()) return accept(versions, job.name.attempt, attempt_text);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;

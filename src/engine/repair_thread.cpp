@@ -16,7 +16,10 @@
 namespace slackwater {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgain{200};  // for the files of other ranks
+// For the files of other ranks.
+constexpr std::chrono::milliseconds kFirstLook{50};
+constexpr std::chrono::milliseconds kLastLook{2'000};
+constexpr std::chrono::minutes kOtherRanksTimeout{10};
 
 }  // namespace
 
@@ -29,7 +32,7 @@ void RepairThread::add(RepairOrder order, const VersionInfo& version) {
     try {
       if (!thread_.joinable()) thread_ = start_thread("sw-repair", [this](const std::stop_token& stop) { loop(stop); });
     } catch (const std::system_error& trouble) {
-      log_.warn("tier 0 is not repaired, because there is no thread to do it: {}", trouble.what());
+      log_.warn("tier 0 is not repaired, because its thread could not be started: {}", trouble.what());
       jobs_.clear();
       shared_.repairing.lock()->clear();
     }
@@ -37,12 +40,15 @@ void RepairThread::add(RepairOrder order, const VersionInfo& version) {
   changed_.notify_all();
 }
 
-void RepairThread::stop() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopped_ = true;
-  }
+bool RepairThread::request_stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
   thread_.request_stop();
+  return !running_;
+}
+
+void RepairThread::stop() {
+  static_cast<void>(request_stop());
   if (thread_.joinable()) thread_.join();
 }
 
@@ -54,8 +60,13 @@ void RepairThread::loop(const std::stop_token& stop) {
       if (!changed_.wait(lock, stop, [&] { return !jobs_.empty(); }) || stop.stop_requested()) return;
       job = std::move(jobs_.front());
       jobs_.pop_front();
+      running_ = true;
     }
     repair(*job, stop);
+    {
+      const std::lock_guard lock(mutex_);
+      running_ = false;
+    }
     shared_.repairing.lock()->erase(job->order.version);
     shared_.live.lock()->ask_to_sweep();  // what was copied in vain goes after the next commit
   }
@@ -86,20 +97,28 @@ Status RepairThread::copy_and_publish(const Job& job, const std::stop_token& sto
               options_.path);
   // With node_local, the restore has already brought what this node needs, and no node has all files.
   if (rank != 0 || options_.node_local) return {};
-  for (;;) {
+  const TimePoint given_up = shared_.clock->now() + kOtherRanksTimeout;
+  for (auto look = kFirstLook;; look = std::min(2 * look, kLastLook)) {
     SW_ASSIGN(const bool unpublished, repair.unpublished());
     if (!unpublished) return {};
-    SW_ASSIGN(const bool done, publish(repair, job));
-    if (done) return {};
+    // Without keeping the cleaner waiting.
+    SW_ASSIGN(const auto missing, repair.missing_rank());
+    if (!missing) {
+      SW_ASSIGN(const bool done, publish(repair, job));
+      if (done) return {};
+    } else if (shared_.clock->now() >= given_up) {
+      return fail(ErrorKind::kTimeout, fmt::format("rank {} has not copied its part", *missing), options_.path);
+    }
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, stop, kLookAgain, [] { return false; });
+    changed_.wait_for(lock, stop, look, [] { return false; });
     if (stop.stop_requested()) return {};
   }
 }
 
-// While nobody deletes on tier 0: a version that is not complete looks like what a crash left behind.
+// While nobody deletes on tier 0: a version that is not complete looks like what a crash left behind. Only tier 0 is
+// touched here: a claim, and a save that needs room, wait for the cleaner.
 Result<bool> RepairThread::publish(VersionRepair& repair, const Job& job) {
-  const auto nobody_deletes = shared_.cleaner.hold();
+  const auto nobody_deletes = shared_.cleaner.block_deletes();
   SW_ASSIGN(const std::optional<std::string> why, why_not(job));
   if (why) {
     log_.info("step {} is not put back on {}: {}", job.version.step, options_.path, *why);
@@ -108,7 +127,7 @@ Result<bool> RepairThread::publish(VersionRepair& repair, const Job& job) {
   SW_ASSIGN(const bool published, repair.publish());
   if (!published) return false;
   shared_.live.lock()->add_repaired(job.version);
-  log_.info("step {} is on {} again", job.version.step, options_.path);
+  log_.info("step {} was repaired on {}", job.version.step, options_.path);
   return true;
 }
 

@@ -22,7 +22,9 @@ class RepairThread {
   explicit RepairThread(EngineShared& shared) : shared_(shared) {}
 
   void add(RepairOrder order, const VersionInfo& version);  // starts the thread if there is none yet
-  void stop();                                              // a copy under way ends soon; a later run continues it
+  // Adds nothing any more, and the repair under way ends soon; a later run continues it. True: none is under way.
+  [[nodiscard]] bool request_stop();
+  void stop();  // the same, and waits for its end
 
  private:
   struct Job {
@@ -43,6 +45,7 @@ class RepairThread {
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   std::deque<Job> jobs_;
+  bool running_ = false;  // a repair
   bool stopped_ = false;
 
   std::jthread thread_;  // started last

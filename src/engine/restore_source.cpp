@@ -12,21 +12,24 @@
 
 namespace slackwater {
 
-RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers)
-    : shared_(shared), lower_tiers_(lower_tiers) {
+RestoreSource::RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers, TierProbes& probes)
+    : shared_(shared), lower_tiers_(lower_tiers), probes_(probes) {
   if (lower_tiers.empty()) return;
   for (const TierPlace& tier : lower_tiers) tier.fs->refresh();
-  std::vector<TierPlace> places{{shared.fs.get(), shared.options.path}};
-  places.insert(places.end(), lower_tiers.begin(), lower_tiers.end());
+  make_overlay();
+}
+
+void RestoreSource::make_overlay() {
+  std::vector<TierPlace> places{{shared_.fs.get(), shared_.options.path}};
+  if (exchanged_) places.push_back({&others_, OtherNodesFiles::kRoot, "cannot be read from here"});
+  places.insert(places.end(), lower_tiers_.begin(), lower_tiers_.end());
   overlay_.emplace(std::move(places));
 }
 
 Status RestoreSource::exchange(std::uint64_t call) {
   SW_TRY(exchange_node_catalogs(shared_, call, others_));
-  std::vector<TierPlace> places{{shared_.fs.get(), shared_.options.path},
-                                {&others_, OtherNodesFiles::kRoot, "cannot be read from here"}};
-  places.insert(places.end(), lower_tiers_.begin(), lower_tiers_.end());
-  overlay_.emplace(std::move(places));
+  exchanged_ = true;
+  make_overlay();
   return {};
 }
 
@@ -39,6 +42,20 @@ void RestoreSource::settle(const VersionName& version) {
               settled.error().to_string());
 }
 
+Result<Catalog> RestoreSource::scan_tier_0() {
+  SW_TRY(shared_.jobs.usable());
+  return scan_catalog(*shared_.fs, shared_.options.path);
+}
+
+bool RestoreSource::leave_out_unreachable(std::optional<std::chrono::milliseconds> patience) {
+  const TierPlace& tier_0 = overlay_->tiers().front();
+  if (Status reached = probe_tier(tier_0); !reached) overlay_->leave_out(0, std::move(reached).error());
+  const TierProbes::Answers answers = probes_.ask(lower_tiers_, patience);
+  const std::size_t first = overlay_->tiers().size() - lower_tiers_.size();
+  for (const auto& [tier, error] : answers.unreachable) overlay_->leave_out(first + tier, error);
+  return answers.late;
+}
+
 Result<Catalog> RestoreSource::scan() {
   if (!overlay_) return shared_.versions.scan(shared_.jobs);
   SW_TRY(shared_.jobs.usable());
@@ -46,24 +63,41 @@ Result<Catalog> RestoreSource::scan() {
   if (std::exchange(scanned_, true)) {
     for (const TierPlace& tier : lower_tiers_) tier.fs->refresh();
   }
-  SW_ASSIGN(Catalog catalog, scan_tiers(*overlay_));
-  SW_ASSIGN(newest_attempt_, newest_attempt_number(*overlay_, overlay_->root()));
-  shared_.newest_attempt_seen = std::max(shared_.newest_attempt_seen.load(), newest_attempt_);
-  if (const auto blind = blind_spot(); blind && !std::exchange(logged_unreachable_, true))
-    log_.warn("{}; checkpoints that are only there are not seen", blind->message);
-  return catalog;
+  const bool late = leave_out_unreachable(shared_.tier_patience);
+  if (!late) return scan_reached();
+  const bool all_late = overlay_->left_out().size() == overlay_->tiers().size();
+  Result<Catalog> catalog = all_late ? Result<Catalog>(Catalog()) : scan_reached();
+  if (!catalog || std::ranges::any_of(catalog->entries, &CatalogEntry::adoptable)) return catalog;
+  // The tier that has not answered may have the only checkpoint.
+  make_overlay();
+  static_cast<void>(leave_out_unreachable({}));
+  return scan_reached();
 }
 
-std::optional<Error> RestoreSource::blind_spot() const {
+Result<Catalog> RestoreSource::scan_reached() {
+  SW_ASSIGN(TierScan scan, scan_tiers(*overlay_));
+  deciding_attempt_ = scan.catalog.newest_attempt;
+  newest_attempt_ = scan.newest_attempt;
+  shared_.newest_attempt_seen = std::max(shared_.newest_attempt_seen.load(), newest_attempt_);
+  if (const auto error = unreachable_tier_error())
+    warn_once(fmt::format("{}; checkpoints stored only there cannot be used", error->message));
+  for (const std::string& branch : scan.set_aside) warn_once(branch);
+  return std::move(scan.catalog);
+}
+
+void RestoreSource::warn_once(const std::string& text) {
+  if (told_.insert(text).second) log_.warn("{}", text);
+}
+
+std::optional<Error> RestoreSource::unreachable_tier_error() const {
   if (!overlay_ || overlay_->left_out().empty()) return std::nullopt;
   return unreachable_tiers(*overlay_);
 }
 
-std::vector<TierPlace> RestoreSource::sources() const {
+std::vector<TierPlace> RestoreSource::sources(const VersionName& version) const {
   std::vector<TierPlace> places;
-  const auto left_out = overlay_->left_out();
-  for (std::size_t tier = 1; tier < overlay_->tiers().size(); ++tier) {
-    if (!left_out.contains(tier) && overlay_->tiers()[tier].fs != &others_) places.push_back(overlay_->tiers()[tier]);
+  for (const std::size_t tier : overlay_->tiers_for(version_directory(version))) {
+    if (tier != 0 && overlay_->tiers()[tier].fs != &others_) places.push_back(overlay_->tiers()[tier]);
   }
   return places;
 }
@@ -75,7 +109,7 @@ NodeFetch::Options RestoreSource::fetch_options(const std::function<void()>& on_
 void RestoreSource::fetch(const VersionName& version, const std::vector<std::uint32_t>& saved_by,
                           const std::function<void()>& on_progress) {
   if (!fetches()) return;
-  NodeFetch fetch(overlay_->tiers().front(), sources(), fetch_options(on_progress), log_);
+  NodeFetch fetch(overlay_->tiers().front(), sources(version), fetch_options(on_progress), log_);
   if (const Status fetched = fetch.fetch(version, saved_by); !fetched)
     log_.warn("step {} is read from a lower tier, because it could not be copied to {}: {}", version.step,
               shared_.options.path, fetched.error().to_string());
@@ -88,7 +122,7 @@ bool RestoreSource::mend(const VersionName& version, const Error& error, const s
   const std::string directory = version_path(shared_.options.path, version) + "/";
   if (!error.path.starts_with(directory) || !mended_.insert(error.path).second) return false;
   const std::string name = error.path.substr(directory.size());
-  NodeFetch fetch(overlay_->tiers().front(), sources(), fetch_options(on_progress), log_);
+  NodeFetch fetch(overlay_->tiers().front(), sources(version), fetch_options(on_progress), log_);
   // If that fails, the file can still be read from below, or an error says why not.
   if (!fetch.mend(version, name)) return false;
   log_.warn("step {}: {} was damaged on {} and was copied back from a lower tier: {}", version.step, name,
@@ -110,8 +144,8 @@ Error RestoreSource::explain(Error error) const { return overlay_ ? overlay_->ex
 
 std::optional<RepairOrder> RestoreSource::repair_order(const VersionName& version) const {
   if (!overlay_) return std::nullopt;
-  RepairOrder order{.version = version, .sources = {}, .newest_attempt = newest_attempt_};
-  order.sources = sources();
+  RepairOrder order{.version = version, .sources = {}, .attempt = deciding_attempt_, .newest_attempt = newest_attempt_};
+  order.sources = sources(version);
   if (order.sources.empty()) return std::nullopt;
   for (const TierOverlay::Damaged& damaged : overlay_->damaged()) {
     if (damaged.tier == 0 && damaged.name.starts_with(version_directory(version) + "/"))

@@ -3,6 +3,7 @@
 // Made by the Restorer for one call. Thread rule: one thread, the trainer's. Lifetime: EngineShared outlives it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -14,13 +15,14 @@
 #include "tiers/node_fetch.hpp"
 #include "tiers/other_nodes_files.hpp"
 #include "tiers/tier_overlay.hpp"
+#include "tiers/tier_probes.hpp"
 #include "tiers/version_repair.hpp"
 
 namespace slackwater {
 
 class RestoreSource {
  public:
-  RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers);
+  RestoreSource(EngineShared& shared, const std::vector<TierPlace>& lower_tiers, TierProbes& probes);
 
   // With node_local, before scan(): learns what the other nodes have. `call` counts the calls of restore().
   [[nodiscard]] Status exchange(std::uint64_t call);
@@ -28,8 +30,10 @@ class RestoreSource {
   void share_listings(std::uint64_t call);
   // The versions on all tiers that can be reached. Logs which cannot.
   [[nodiscard]] Result<Catalog> scan();
+  // Those on tier 0 alone, for a restore from memory: no lower tier is asked.
+  [[nodiscard]] Result<Catalog> scan_tier_0();
   // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
-  [[nodiscard]] std::optional<Error> blind_spot() const;
+  [[nodiscard]] std::optional<Error> unreachable_tier_error() const;
 
   [[nodiscard]] FileSystem& fs() { return overlay_ ? *overlay_ : *shared_.fs; }
 
@@ -51,19 +55,27 @@ class RestoreSource {
   [[nodiscard]] std::optional<RepairOrder> repair_order(const VersionName& version) const;
 
  private:
-  [[nodiscard]] std::vector<TierPlace> sources() const;  // the lower tiers that can be reached
+  [[nodiscard]] Result<Catalog> scan_reached();
+  bool leave_out_unreachable(std::optional<std::chrono::milliseconds> patience);  // true: one has not answered yet
+  void make_overlay();
+  void warn_once(const std::string& text);
+  // The lower tiers that can be reached, without those where the name stands for another checkpoint.
+  [[nodiscard]] std::vector<TierPlace> sources(const VersionName& version) const;
   [[nodiscard]] NodeFetch::Options fetch_options(const std::function<void()>& on_progress) const;
   [[nodiscard]] bool mend(const VersionName& version, const Error& error, const std::function<void()>& on_progress);
 
   EngineShared& shared_;
   const Log& log_ = shared_.log;
   const std::vector<TierPlace> lower_tiers_;
+  TierProbes& probes_;
   OtherNodesFiles others_;              // what other nodes sent
+  bool exchanged_ = false;
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
-  std::set<std::string> mended_;  // files on tier 0 that were damaged, each tried once
-  bool logged_unreachable_ = false;
+  std::set<std::string> mended_;             // files on tier 0 that were damaged, each tried once
   bool scanned_ = false;
-  std::uint32_t newest_attempt_ = 0;  // on any tier
+  std::optional<Attempt> deciding_attempt_;  // it says what is live
+  std::uint32_t newest_attempt_ = 0;         // on any tier
+  std::set<std::string> told_;               // warnings
 };
 
 }  // namespace slackwater

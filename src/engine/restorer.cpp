@@ -100,8 +100,18 @@ Result<std::optional<Restored>> Restorer::restore(const RestoreOptions& options,
   SW_TRY(shared_.jobs.wait_idle(Level::kCommitted, {}));
   // A version that is being deleted must not be chosen, and the chosen one must not be deleted.
   if (!shared_.cleaner.wait_idle({})) return fail(ErrorKind::kInternal, "the cleaner did not finish", options_.path);
-  RestoreSource source(shared_, shared_.lower_tiers());
+  RestoreSource source(shared_, shared_.lower_tiers(), probes_);
   return protocol_ != nullptr ? restore_together(source, options, plan) : restore_alone(source, options, plan);
+}
+
+bool Restorer::request_stop() {
+  const bool probed = probes_.request_stop();
+  return repairs_.request_stop() && probed;
+}
+
+void Restorer::stop() {
+  repairs_.stop();
+  probes_.stop();
 }
 
 void Restorer::end_call() {
@@ -131,28 +141,56 @@ Result<std::optional<Restored>> Restorer::nothing(const RestoreOptions& options,
       options_.path);
 }
 
+Result<Restorer::Candidates> Restorer::candidates(RestoreSource& source, std::optional<std::uint64_t> step) {
+  Candidates found;
+  SW_ASSIGN(found.catalog, source.scan());
+  found.versions = restorable(found.catalog, step);
+  if (shared_.memory) add_from_memory(found.versions, shared_.memory->versions(found.catalog), step);
+  return found;
+}
+
+Result<Restorer::Candidates> Restorer::candidates_in_memory(RestoreSource& source, std::optional<std::uint64_t> step) {
+  Candidates found;
+  if (!shared_.memory || shared_.tiers.empty()) return found;
+  SW_ASSIGN(found.catalog, source.scan_tier_0());
+  // What is there belongs to the newest attempt of tier 0. Should a lower tier have a newer one of another run, then
+  // the next claim finds that out, and sets its versions aside.
+  std::vector<CatalogEntry> in_memory = shared_.memory->versions(found.catalog);
+  if (in_memory.empty()) return found;
+  const VersionName newest = std::ranges::max(in_memory, {}, &CatalogEntry::name).name;
+  found.versions = restorable(found.catalog, step);
+  add_from_memory(found.versions, std::move(in_memory), step);
+  found.from_memory = !found.versions.empty() && found.versions.back().name == newest;
+  return found;
+}
+
 Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, const RestoreOptions& options,
                                                         const Plan& plan) {
-  SW_ASSIGN(const Catalog catalog, source.scan());
-  std::vector<CatalogEntry> candidates = restorable(catalog, options.step);
-  if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(catalog), options.step);
-  std::ranges::reverse(candidates);
-  if (candidates.empty()) {
-    if (auto blind = source.blind_spot()) return fail(std::move(*blind));
+  SW_ASSIGN(Candidates found, candidates_in_memory(source, options.step));
+  if (!found.from_memory) {
+    SW_ASSIGN(found, candidates(source, options.step));
+  }
+  const Catalog& catalog = found.catalog;
+  if (found.versions.empty()) {
+    if (auto unreachable = source.unreachable_tier_error()) return fail(std::move(*unreachable));
     return nothing(options, catalog);
   }
 
   Restored restored;
   Placing placing;
   std::vector<SetAside> passed_over;
-  for (const CatalogEntry& entry : candidates) {
+  std::set<VersionName> tried;
+  while (!found.versions.empty()) {
+    const CatalogEntry entry = std::move(found.versions.back());
+    found.versions.pop_back();
+    if (!tried.insert(entry.name).second) continue;
     const auto known = std::ranges::find(options.passed_over, entry.name.step, &PassedOver::step);
     auto status = known == options.passed_over.end() ? place_version(source, entry, options, plan, placing)
                                                      : Status(fail(ErrorKind::kCorrupt, known->why));
     if (status) {
       restored.version = entry.info;
       use_restored(entry.info, catalog, passed_over);
-      begin_repair(source, entry.info);
+      if (!found.from_memory) begin_repair(source, entry.info);
       return std::optional<Restored>(std::move(restored));
     }
     if (placing.refusal) {
@@ -169,6 +207,9 @@ Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, c
     if (std::ranges::find(catalog.entries, entry.name, &CatalogEntry::name) != catalog.entries.end())
       passed_over.push_back({entry.name, status.error().to_string()});
     restored.damaged.push_back(fmt::format("step {}: {}", entry.name.step, status.error().to_string()));
+    if (found.from_memory) {  // the next one may be on a lower tier
+      SW_ASSIGN(found, candidates(source, options.step));
+    }
   }
 
   std::string all;
@@ -296,19 +337,21 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
   source.share_listings(restore_calls_.made + 1);
   Agreement agreement(*protocol_, *shared_.transport, *shared_.clock, restore_calls_);
 
-  Result<Catalog> catalog;
-  std::vector<CatalogEntry> candidates;
+  Candidates found;
+  bool again = false;
   const auto list_versions = [&] {
-    catalog = source.scan();
     Agreement::Offer offer{.step = options.step, .versions = {}, .error = {}};
-    if (!catalog) {
-      offer.error = catalog.error();
+    Result<Candidates> listed = again ? Candidates() : candidates_in_memory(source, options.step);
+    // Others may not have it in memory: then all ranks ask all tiers.
+    again = true;
+    if (listed && !listed->from_memory) listed = candidates(source, options.step);
+    if (!listed) {
+      offer.error = listed.error();
       return offer;
     }
-    candidates = restorable(*catalog, options.step);
-    if (shared_.memory) add_from_memory(candidates, shared_.memory->versions(*catalog), options.step);
-    for (const CatalogEntry& entry : candidates) offer.versions.push_back(entry.name);
-    if (candidates.empty()) offer.error = source.blind_spot();
+    found = std::move(*listed);
+    for (const CatalogEntry& entry : found.versions) offer.versions.push_back(entry.name);
+    if (found.versions.empty()) offer.error = source.unreachable_tier_error();
     return offer;
   };
 
@@ -325,15 +368,15 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
     switch (choice.kind) {
       case Agreement::Choice::Kind::kTry: break;
       case Agreement::Choice::Kind::kDone: {
-        const auto entry = std::ranges::find(candidates, choice.version, &CatalogEntry::name);
-        use_restored(entry->info, *catalog, set_aside_of(choice));
+        const auto entry = std::ranges::find(found.versions, choice.version, &CatalogEntry::name);
+        use_restored(entry->info, found.catalog, set_aside_of(choice));
         shared_.live.lock()->adopt_unseen(choice.version, choice.seen);
         protocol_->finish_restore({choice.round, choice.version}, choice.announcements);
         source.settle(choice.version);
-        begin_repair(source, entry->info);
+        if (!found.from_memory) begin_repair(source, entry->info);
         return std::optional<Restored>(Restored{entry->info, std::move(choice.damaged)});
       }
-      case Agreement::Choice::Kind::kNothing: protocol_->fail_restore(); return nothing(options, *catalog);
+      case Agreement::Choice::Kind::kNothing: protocol_->fail_restore(); return nothing(options, found.catalog);
       case Agreement::Choice::Kind::kListAgain: {
         log_.warn("the ranks do not see the same checkpoints; all ranks list the directory again");
         SW_ASSIGN(choice, agreement.list_again(list_versions()));
@@ -346,8 +389,8 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
         return fail(std::move(choice.error));
     }
 
-    const auto entry = std::ranges::find(candidates, choice.version, &CatalogEntry::name);
-    const Status status = entry != candidates.end()
+    const auto entry = std::ranges::find(found.versions, choice.version, &CatalogEntry::name);
+    const Status status = entry != found.versions.end()
                               ? place_version(source, *entry, options, plan, placing)
                               : fail(ErrorKind::kNotFound, "this rank does not see the version", options_.path);
     auto verdict = Agreement::Verdict::kGood;

@@ -18,6 +18,7 @@
 #include "engine/restore_source.hpp"
 #include "ranks/restore_protocol.hpp"
 #include "slackwater/engine.hpp"
+#include "tiers/tier_probes.hpp"
 
 namespace slackwater {
 
@@ -32,7 +33,9 @@ class Restorer {
   [[nodiscard]] Result<std::optional<Restored>> restore(const RestoreOptions& options, const Plan& plan);
   // For close(): this rank leaves the transport. If a restore() is under way, the last one leaves when it ends.
   void leave_ranks();
-  void stop_repairs() { repairs_.stop(); }
+  // For close(): repairs and probes of lower tiers end soon. True: none is under way.
+  [[nodiscard]] bool request_stop();
+  void stop();  // waits for their end
 
  private:
   // What the versions tried so far have done to the caller's tensors.
@@ -47,6 +50,15 @@ class Restorer {
                                                               const Plan& plan);
   [[nodiscard]] Result<std::optional<Restored>> restore_together(RestoreSource& source, const RestoreOptions& options,
                                                                  const Plan& plan);
+  // The versions that may be tried, the oldest first, and the catalog they are from. If the newest one is in memory, no
+  // lower tier is asked, because one that does not respond would delay the restore.
+  struct Candidates {
+    Catalog catalog;
+    std::vector<CatalogEntry> versions;
+    bool from_memory = false;
+  };
+  [[nodiscard]] Result<Candidates> candidates_in_memory(RestoreSource& source, std::optional<std::uint64_t> step);
+  [[nodiscard]] Result<Candidates> candidates(RestoreSource& source, std::optional<std::uint64_t> step);
   // There is no version to try: nothing was restored, or the step asked for does not exist.
   [[nodiscard]] Result<std::optional<Restored>> nothing(const RestoreOptions& options, const Catalog& catalog) const;
   [[nodiscard]] Status place_version(RestoreSource& source, const CatalogEntry& entry, const RestoreOptions& options,
@@ -66,6 +78,7 @@ class Restorer {
 
   RestoreCalls restore_calls_;  // of the trainer's thread
 
+  TierProbes probes_;
   RepairThread repairs_;
 
   std::mutex mutex_;               // guards what follows

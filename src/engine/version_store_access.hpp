@@ -1,8 +1,8 @@
 // VersionStoreAccess: the version store and the locks around it. The store takes one caller at a time, except for the
 // calls that version_store.hpp names. close() destroys the store. So a thread that close() does not join first (the
 // trainer's) checks InFlight::usable() again once it holds a lock.
-// Owned by EngineShared. Thread rule: thread-safe. Both locks are taken after CleanerThread::hold() and before those of
-// InFlight.
+// Owned by EngineShared. Thread rule: thread-safe. Both locks are taken after CleanerThread::block_deletes() and before
+// those of InFlight.
 #pragma once
 
 #include <memory>

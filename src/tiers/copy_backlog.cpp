@@ -31,7 +31,7 @@ void CopyBacklog::begin_attempt(const Attempt& attempt, std::optional<std::uint6
     attempt_ = attempt;
     continued_ = continued;
     attempt_is_news_ = true;
-    refused_ = false;
+    refused_.reset();
     // Not bounded here: these versions are on tier 0 already, and some of them may be on this tier. The promoter finds
     // out which.
     waiting_.clear();
@@ -112,6 +112,11 @@ std::vector<std::uint64_t> CopyBacklog::removing() const {
   std::vector<std::uint64_t> steps;
   for (const VersionName& version : removed_) steps.push_back(version.step);
   return steps;
+}
+
+std::optional<Error> CopyBacklog::refusal() const {
+  const std::lock_guard lock(mutex_);
+  return refused_;
 }
 
 bool CopyBacklog::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
@@ -238,7 +243,7 @@ void CopyBacklog::refuse(const Error& error) {
   note_error(error);
   {
     const std::lock_guard lock(mutex_);
-    refused_ = true;
+    refused_ = error;
     status_.skipped += waiting_.size();
     waiting_.clear();
     removed_.clear();

@@ -40,6 +40,7 @@ class CopyBacklog {
   void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
+  [[nodiscard]] std::optional<Error> refusal() const;  // why nothing is copied any more; see refuse()
   // The steps that the user deleted and that are still to be deleted on this tier.
   [[nodiscard]] std::vector<std::uint64_t> removing() const;
   // True: nothing waits any more, and promoter and cleaner are at rest. Gives up when `deadline` has passed, or when
@@ -98,7 +99,7 @@ class CopyBacklog {
   std::set<VersionName> waiting_;
   std::set<VersionName> removed_;
   std::optional<VersionName> copying_;
-  bool refused_ = false;
+  std::optional<Error> refused_;
   bool working_ = false;    // the promoter is not at rest
   bool cleaning_ = false;   // nor is the cleaner
   bool failed_ = false;     // the last thing that happened to a copy was an error

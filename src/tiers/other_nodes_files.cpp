@@ -9,8 +9,10 @@
 namespace slackwater {
 namespace {
 
+constexpr const char* kReadOnly = "files received from other nodes are read-only";
+
 std::unexpected<Error> cannot_be_written(const std::string& path) {
-  return fail(ErrorKind::kUnsupported, "what other nodes sent can only be read", path);
+  return fail(ErrorKind::kUnsupported, kReadOnly, path);
 }
 
 std::string below_memory_root(const std::string& path) {
@@ -49,8 +51,10 @@ class MemoryFile final : public File {
 
 }  // namespace
 
+OtherNodesFiles::OtherNodesFiles() : ReadOnlyFileSystem(kReadOnly) {}
+
 Result<std::unique_ptr<File>> OtherNodesFiles::open(const std::string& path, OpenMode mode, bool) {
-  if (mode != OpenMode::kRead) return cannot_be_written(path);
+  if (mode != OpenMode::kRead) return refuse(path);
   const auto found = files_.find(below_memory_root(path));
   if (found == files_.end()) return fail(ErrorKind::kNotFound, "no other node sent this file", path);
   return std::make_unique<MemoryFile>(path, found->second);
@@ -80,13 +84,6 @@ Result<FileStatus> OtherNodesFiles::status(const std::string& path) {
   return FileStatus{.type = FileType::kDirectory, .size_bytes = 0, .link_count = 1};
 }
 
-Result<std::unique_ptr<IoQueue>> OtherNodesFiles::make_queue(const IoQueueOptions&) { return cannot_be_written(kRoot); }
-Status OtherNodesFiles::make_directory(const std::string& path) { return cannot_be_written(path); }
-Status OtherNodesFiles::sync_directory(const std::string& path) { return cannot_be_written(path); }
-Status OtherNodesFiles::link(const std::string& from, const std::string&) { return cannot_be_written(from); }
-Status OtherNodesFiles::unlink(const std::string& path) { return cannot_be_written(path); }
-Status OtherNodesFiles::remove_directory(const std::string& path) { return cannot_be_written(path); }
-Result<std::uint64_t> OtherNodesFiles::free_bytes(const std::string& path) { return cannot_be_written(path); }
-Result<std::unique_ptr<FileLock>> OtherNodesFiles::try_lock(const std::string& path) { return cannot_be_written(path); }
+Result<std::unique_ptr<IoQueue>> OtherNodesFiles::make_queue(const IoQueueOptions&) { return refuse(kRoot); }
 
 }  // namespace slackwater

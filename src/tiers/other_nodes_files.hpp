@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "os/file_system.hpp"
+#include "os/read_only_file_system.hpp"
 
 namespace slackwater {
 
-class OtherNodesFiles final : public FileSystem {
+class OtherNodesFiles final : public ReadOnlyFileSystem {
  public:
+  OtherNodesFiles();
+
   static constexpr const char* kRoot = "the other nodes";  // in paths and messages
 
   // `name` is relative to the root. What is there already stays.
@@ -23,13 +25,6 @@ class OtherNodesFiles final : public FileSystem {
   [[nodiscard]] Result<std::vector<DirectoryEntry>> list(const std::string& path) override;
   [[nodiscard]] Result<FileStatus> status(const std::string& path) override;
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) override;
-  [[nodiscard]] Status make_directory(const std::string& path) override;
-  [[nodiscard]] Status sync_directory(const std::string& path) override;
-  [[nodiscard]] Status link(const std::string& from, const std::string& to) override;
-  [[nodiscard]] Status unlink(const std::string& path) override;
-  [[nodiscard]] Status remove_directory(const std::string& path) override;
-  [[nodiscard]] Result<std::uint64_t> free_bytes(const std::string& path) override;
-  [[nodiscard]] Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override;
 
  private:
   std::map<std::string, std::string> files_;  // by name below the root

@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::milliseconds kTurn{1};
 
 std::unexpected<Error> not_for_writing(const std::string& path) {
-  return fail(ErrorKind::kUnsupported, "this file was opened over several tiers, for reading only", path);
+  return fail(ErrorKind::kUnsupported, "this view of several tiers is read-only", path);
 }
 
 }  // namespace

@@ -78,8 +78,14 @@ std::vector<TierStatus> Promotions::status() const {
 Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point> deadline,
                              std::chrono::milliseconds idle_limit) const {
   std::string left;
+  std::string refused;
   for (const auto& promoter : promoters_) {
-    if (promoter->backlog().wait_idle(deadline, idle_limit)) continue;
+    const bool idle = promoter->backlog().wait_idle(deadline, idle_limit);
+    if (const auto refusal = promoter->backlog().refusal()) {
+      refused += fmt::format("{}{}", refused.empty() ? "" : "; ", refusal->to_string());
+      continue;
+    }
+    if (idle) continue;
     const TierStatus status = promoter->backlog().status();
     const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
     const std::vector<std::uint64_t> removing = promoter->backlog().removing();
@@ -96,6 +102,11 @@ Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point
     if (what.empty()) what = fmt::format("{} does not respond", status.location);
     if (!status.last_error.empty()) what += fmt::format(" ({})", status.last_error);
     left += fmt::format("{}{}", left.empty() ? "" : "; ", what);
+  }
+  if (!refused.empty()) {
+    return fail(ErrorKind::kAborted,
+                fmt::format("checkpoints were not copied: {}{}{}", refused, left.empty() ? "" : "; ", left),
+                source_.root);
   }
   if (left.empty()) return {};
   return fail(ErrorKind::kTimeout, std::move(left), source_.root);

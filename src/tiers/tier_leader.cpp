@@ -75,8 +75,8 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   SW_ASSIGN(const TierInventory inventory, take_inventory(work_.tier.fs(), work_.tier.root()));
   Attempt followed = attempt;
   if (inventory.newest_attempt < attempt.number) {
-    add_adopted(followed.adopted, followed.set_aside,
-                adopt_from(inventory, work_.local, work_.local_root, attempt.number, continued));
+    SW_ASSIGN(followed, attempt_on_tier(attempt, inventory, {&work_.tier.fs(), work_.tier.root()},
+                                        {&work_.local, work_.local_root}, continued));
   }
   SW_TRY(store_->follow(followed));
   attempt_ = attempt.number;
@@ -98,6 +98,8 @@ Result<std::set<VersionName>> TierLeader::drop_finished() {
     const auto there = std::ranges::find(here.entries, version, &CatalogEntry::name);
     if (there != here.entries.end() && there->state == VersionState::kLive) {
       work_.backlog.finish(version);
+    } else if (there != here.entries.end() && there->state == VersionState::kSetAside) {
+      work_.backlog.skip(version, "the tier has a checkpoint of that name from another run, which is kept");
     } else if (!std::ranges::binary_search(above, version_directory(version), {}, &DirectoryEntry::name)) {
       work_.backlog.forget(version);
     }

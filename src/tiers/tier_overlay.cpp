@@ -12,16 +12,13 @@
 namespace slackwater {
 namespace {
 
-std::unexpected<Error> only_for_reading(const std::string& path) {
-  return fail(ErrorKind::kUnsupported, "several tiers are open together, for reading only", path);
-}
-
 // Bytes that cannot be read now: they may be intact.
 bool is_storage_error(const Error& error) { return is_transient(error) || error.kind == ErrorKind::kPermission; }
 
 }  // namespace
 
-TierOverlay::TierOverlay(std::vector<TierPlace> tiers) : tiers_(std::move(tiers)) {}
+TierOverlay::TierOverlay(std::vector<TierPlace> tiers)
+    : ReadOnlyFileSystem("this view of several tiers is read-only"), tiers_(std::move(tiers)) {}
 
 void TierOverlay::leave_out(std::size_t tier, Error why) {
   const std::lock_guard lock(mutex_);
@@ -31,6 +28,16 @@ void TierOverlay::leave_out(std::size_t tier, Error why) {
 std::map<std::size_t, Error> TierOverlay::left_out() const {
   const std::lock_guard lock(mutex_);
   return left_out_;
+}
+
+void TierOverlay::exclude(std::size_t tier, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  excluded_[name].insert(tier);
+}
+
+void TierOverlay::include(std::size_t tier, const std::string& name) {
+  const std::lock_guard lock(mutex_);
+  excluded_[name].erase(tier);
 }
 
 // Paths.
@@ -151,7 +158,7 @@ std::vector<TierOverlay::Damaged> TierOverlay::damaged() const {
 // Reading.
 
 Result<std::unique_ptr<File>> TierOverlay::open(const std::string& path, OpenMode mode, bool direct) {
-  if (mode != OpenMode::kRead) return only_for_reading(path);
+  if (mode != OpenMode::kRead) return refuse(path);
   const std::string name = name_of(path);
   for (const std::size_t tier : tiers_for(name)) {
     auto file = tiers_[tier].fs->open(path_on(tier, name), mode, direct);
@@ -202,13 +209,5 @@ Result<std::unique_ptr<IoQueue>> TierOverlay::make_queue(const IoQueueOptions& o
   SW_ASSIGN(auto first, make(0));
   return std::make_unique<OverlayQueue>(std::move(first), make);
 }
-
-Status TierOverlay::make_directory(const std::string& path) { return only_for_reading(path); }
-Status TierOverlay::sync_directory(const std::string& path) { return only_for_reading(path); }
-Status TierOverlay::link(const std::string& from, const std::string&) { return only_for_reading(from); }
-Status TierOverlay::unlink(const std::string& path) { return only_for_reading(path); }
-Status TierOverlay::remove_directory(const std::string& path) { return only_for_reading(path); }
-Result<std::uint64_t> TierOverlay::free_bytes(const std::string& path) { return only_for_reading(path); }
-Result<std::unique_ptr<FileLock>> TierOverlay::try_lock(const std::string& path) { return only_for_reading(path); }
 
 }  // namespace slackwater

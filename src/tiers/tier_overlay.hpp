@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "os/file_system.hpp"
+#include "os/read_only_file_system.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -26,7 +26,7 @@ struct TierPlace {
   const char* missing = "is missing";  // in messages, for a file that it does not have
 };
 
-class TierOverlay final : public FileSystem {
+class TierOverlay final : public ReadOnlyFileSystem {
  public:
   explicit TierOverlay(std::vector<TierPlace> tiers);  // the fastest first; at least one
 
@@ -36,6 +36,11 @@ class TierOverlay final : public FileSystem {
   // From now on this tier is left out. `why` names it in messages.
   void leave_out(std::size_t tier, Error why);
   [[nodiscard]] std::map<std::size_t, Error> left_out() const;
+  // A file or directory (relative to the root, with everything in it) is not taken from this tier, until include().
+  void exclude(std::size_t tier, const std::string& name);
+  void include(std::size_t tier, const std::string& name);
+  // The tiers that are asked for this file or directory.
+  [[nodiscard]] std::vector<std::size_t> tiers_for(const std::string& name) const;
 
   // Something that was read cannot be used; the error's path says which file or directory. From now on it comes from
   // the next tier that has it.
@@ -59,18 +64,10 @@ class TierOverlay final : public FileSystem {
   };
   [[nodiscard]] std::vector<Damaged> damaged() const;
 
-  // FileSystem, for reading only. Everything else is kUnsupported.
   [[nodiscard]] Result<std::unique_ptr<File>> open(const std::string& path, OpenMode mode, bool direct) override;
   [[nodiscard]] Result<std::vector<DirectoryEntry>> list(const std::string& path) override;
   [[nodiscard]] Result<FileStatus> status(const std::string& path) override;
   [[nodiscard]] Result<std::unique_ptr<IoQueue>> make_queue(const IoQueueOptions& options) override;
-  [[nodiscard]] Status make_directory(const std::string& path) override;
-  [[nodiscard]] Status sync_directory(const std::string& path) override;
-  [[nodiscard]] Status link(const std::string& from, const std::string& to) override;
-  [[nodiscard]] Status unlink(const std::string& path) override;
-  [[nodiscard]] Status remove_directory(const std::string& path) override;
-  [[nodiscard]] Result<std::uint64_t> free_bytes(const std::string& path) override;
-  [[nodiscard]] Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override;
 
  private:
   using Tried = std::map<std::size_t, Error>;  // by tier: why
@@ -82,7 +79,6 @@ class TierOverlay final : public FileSystem {
   [[nodiscard]] std::string path_on(std::size_t tier, const std::string& name) const;
   [[nodiscard]] std::optional<Place> place_of(const std::string& path) const;
   [[nodiscard]] bool used(std::size_t tier, const std::string& name) const;  // with the lock held
-  [[nodiscard]] std::vector<std::size_t> tiers_for(const std::string& name) const;
 
   const std::vector<TierPlace> tiers_;
 

@@ -1,6 +1,11 @@
-// scan_tiers(): which versions are live, over several tiers. The newest attempt on any of them decides, and a version
-// is there if one of them has its manifest. It only reads. Functions without state. Thread rule: any thread.
+// scan_tiers(): which versions are live, over several tiers. The newest attempt on any of them decides (after a fork,
+// see tier_branches.hpp), and a version is there if one of them has its manifest. It only reads. Functions without
+// state. Thread rule: any thread.
 #pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
 
 #include "slackwater/error.hpp"
 #include "tiers/tier_overlay.hpp"
@@ -8,10 +13,17 @@
 
 namespace slackwater {
 
-// A tier that does not exist yet is empty. One that cannot be reached is left out of the overlay from here on
-// (left_out()): whoever finds nothing to restore must say so, instead of "there is no checkpoint". A damaged manifest
-// or attempt file comes from the next tier that has it. It fails if none can be reached.
-[[nodiscard]] Result<Catalog> scan_tiers(TierOverlay& overlay);
+struct TierScan {
+  Catalog catalog;
+  std::uint32_t newest_attempt = 0;    // on any tier that was reached
+  std::vector<std::string> set_aside;  // one sentence per branch that is not continued (tier_branches.hpp)
+};
+
+// A tier that does not exist yet is empty. The caller has left out those that cannot be reached (tier_probes.hpp), and
+// one whose attempts cannot be read is left out here. Whoever finds nothing to restore must say so, instead of "there
+// is no checkpoint". A damaged manifest or attempt file comes from the next tier that has it. It fails if none can be
+// reached. It may be called again.
+[[nodiscard]] Result<TierScan> scan_tiers(TierOverlay& overlay);
 
 // "the tier /nfs/run cannot be reached: ..."; the overlay has left out at least one.
 [[nodiscard]] Error unreachable_tiers(const TierOverlay& overlay);

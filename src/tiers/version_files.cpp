@@ -60,6 +60,15 @@ Result<std::string> VersionFiles::index_text() const {
                  fmt::format("{}/{}", directory_, kIndexName));
 }
 
+Result<std::optional<std::string>> find_record(FileSystem& fs, const std::string& directory,
+                                               const RecordReference& reference) {
+  auto text = read_in(fs, directory, reference.file, kMaxRecordBytes);
+  if (!text && text.error().kind != ErrorKind::kNotFound && text.error().kind != ErrorKind::kCorrupt)
+    return fail(std::move(text).error());
+  if (!text || digest128(*text) != reference.digest) return std::optional<std::string>();
+  return std::optional(std::move(*text));
+}
+
 Result<std::vector<std::string>> VersionFiles::names() const {
   std::vector<std::string> names;
   for (const RecordReference& reference : manifest_.records) {

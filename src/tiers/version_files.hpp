@@ -5,6 +5,7 @@
 // Plain value. Thread rule: constant after read(). Lifetime: the FileSystem outlives it.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -45,5 +46,10 @@ class VersionFiles {
   std::string manifest_text_;
   Manifest manifest_;
 };
+
+// A record's text, if it is in the version's directory with the bytes that the manifest vouches for. nullopt: it is
+// missing, or is being written, or a crash cut it short.
+[[nodiscard]] Result<std::optional<std::string>> find_record(FileSystem& fs, const std::string& directory,
+                                                             const RecordReference& reference);
 
 }  // namespace slackwater

@@ -32,17 +32,32 @@ Status VersionRepair::copy(const CopyOptions& options) {
 }
 
 Status VersionRepair::try_to_copy(const CopyOptions& options) {
-  SW_ASSIGN(const VersionFiles files, VersionFiles::read(sources_, sources_.root(), order_.version));
-  VersionCopier copier(files, *target_.fs, target_.root);
+  auto files = VersionFiles::read(sources_, sources_.root(), order_.version);
+  // Not due on any tier below, or not there yet. Then there is nothing to bring.
+  if (!files && files.error().kind == ErrorKind::kNotFound && order_.damaged.empty()) return {};
+  if (!files) return fail(std::move(files).error());
+  files_ = std::move(*files);
+  SW_TRY(check_same_version());
+  VersionCopier copier(*files_, *target_.fs, target_.root);
   SW_TRY(copier.begin());
-  for (const std::string& name : order_.damaged) SW_TRY(copy_damaged(files, name, options));
-  for (const RecordReference& reference : files.manifest().records) {
-    if (in_share_(reference.rank)) SW_TRY(copy_missing(files, reference, options));
+  for (const std::string& name : order_.damaged) SW_TRY(copy_damaged(name, options));
+  for (const RecordReference& reference : files_->manifest().records) {
+    if (in_share_(reference.rank)) SW_TRY(copy_missing(reference, options));
   }
   return {};
 }
 
-Status VersionRepair::copy_damaged(const VersionFiles& files, const std::string& name, const CopyOptions& options) {
+// Two runs that have not seen each other may use the same names (tier_branches.hpp).
+Status VersionRepair::check_same_version() const {
+  const auto there = read_manifest(*target_.fs, target_.root, order_.version);
+  if (there && there->run != files_->manifest().run)
+    return fail(ErrorKind::kAlreadyExists, "another run saved a checkpoint of this name there, which is kept",
+                version_path(target_.root, order_.version));
+  return {};
+}
+
+Status VersionRepair::copy_damaged(const std::string& name, const CopyOptions& options) {
+  const VersionFiles& files = *files_;
   const std::string directory = version_path(target_.root, order_.version);
   const auto rank = rank_of_file(name);
   if (!rank) return {};  // the index was placed by begin(); the manifest comes last
@@ -63,21 +78,17 @@ Status VersionRepair::copy_damaged(const VersionFiles& files, const std::string&
   return {};
 }
 
-Status VersionRepair::copy_missing(const VersionFiles& files, const RecordReference& reference,
-                                   const CopyOptions& options) {
+Status VersionRepair::copy_missing(const RecordReference& reference, const CopyOptions& options) {
+  const VersionFiles& files = *files_;
   const std::string directory = version_path(target_.root, order_.version);
-  VersionCopier copier(files, *target_.fs, target_.root);
-  const std::string record_path = fmt::format("{}/{}", directory, reference.file);
-  const auto text = retry_read([&] { return read_whole(*target_.fs, record_path, kMaxRecordBytes); });
-  if (!text && text.error().kind != ErrorKind::kNotFound && text.error().kind != ErrorKind::kCorrupt)
-    return fail(text.error());
-  if (!text || digest128(*text) != reference.digest) {
+  SW_ASSIGN(const auto text, find_record(*target_.fs, directory, reference));
+  if (!text) {
     // Without its record nobody knows how far an earlier copy came. So all of the rank's files are compared and
     // completed, and the record is placed behind them.
     files_copied_ += 1;
-    return copier.copy_rank(reference, options);
+    return VersionCopier(files, *target_.fs, target_.root).copy_rank(reference, options);
   }
-  SW_ASSIGN(const Record record, parse_record(*text, record_path));
+  SW_ASSIGN(const Record record, parse_record(*text, fmt::format("{}/{}", directory, reference.file)));
   for (const FileRecord& file : record.files) {
     const std::string path = fmt::format("{}/{}", directory, file.name);
     const auto found = retry_read([&] { return target_.fs->status(path); });
@@ -91,6 +102,7 @@ Status VersionRepair::copy_missing(const VersionFiles& files, const RecordRefere
 }
 
 Result<bool> VersionRepair::unpublished() const {
+  if (!files_) return false;
   const auto manifest = read_manifest(*target_.fs, target_.root, order_.version);
   if (manifest) return false;
   const ErrorKind kind = manifest.error().kind;
@@ -98,46 +110,37 @@ Result<bool> VersionRepair::unpublished() const {
   return fail(manifest.error());
 }
 
-// Nobody may publish a manifest for files that a clean-up has taken away meanwhile. So all of them are looked at again.
-Result<bool> VersionRepair::is_whole(const VersionFiles& files) {
+Result<std::optional<std::uint32_t>> VersionRepair::missing_rank() const {
   const std::string directory = version_path(target_.root, order_.version);
-  for (const RecordReference& reference : files.manifest().records) {
-    const auto record = read_whole(*target_.fs, fmt::format("{}/{}", directory, reference.file), kMaxRecordBytes);
-    if (!record && record.error().kind != ErrorKind::kNotFound) return fail(record.error());
-    if (!record || digest128(*record) != reference.digest) return false;
-    SW_ASSIGN(const Record parsed, parse_record(*record, fmt::format("{}/{}", directory, reference.file)));
-    for (const FileRecord& file : parsed.files) {
+  for (const RecordReference& reference : files_->manifest().records) {
+    SW_ASSIGN(const auto text, find_record(*target_.fs, directory, reference));
+    if (!text) return std::optional(reference.rank);
+    SW_ASSIGN(const Record record, parse_record(*text, fmt::format("{}/{}", directory, reference.file)));
+    for (const FileRecord& file : record.files) {
       const auto found = target_.fs->status(fmt::format("{}/{}", directory, file.name));
       if (!found && found.error().kind != ErrorKind::kNotFound) return fail(found.error());
-      if (!found || found->size_bytes != file.size_bytes) return false;
+      if (!found || found->size_bytes != file.size_bytes) return std::optional(reference.rank);
     }
   }
-  return true;
+  return std::optional<std::uint32_t>();
 }
 
 Result<bool> VersionRepair::publish() {
-  SW_ASSIGN(const VersionFiles files, VersionFiles::read(sources_, sources_.root(), order_.version));
-  SW_ASSIGN(const bool whole, is_whole(files));
-  if (!whole) return false;
-  SW_TRY(publish_attempt_file());
+  // Nobody may publish a manifest for files that a clean-up has taken away meanwhile. So all are looked at again.
+  SW_ASSIGN(const auto missing, missing_rank());
+  if (missing) return false;
+  // A tier that was lost has lost its attempt files too. The one that decided says which versions are live. It is not
+  // placed where there are others: then this tier has a list of its own, until a run claims the next attempt.
+  if (order_.attempt) {
+    SW_ASSIGN(const std::uint32_t here, newest_attempt_number(*target_.fs, target_.root));
+    if (here == 0)
+      SW_TRY(place_attempt_file(*target_.fs, target_.root, *order_.attempt, serialize(*order_.attempt)));
+  }
   // A damaged manifest is in the way. It says nothing that the copy below does not say.
   const std::string path = fmt::format("{}/{}", version_path(target_.root, order_.version), kManifestName);
   const auto there = read_manifest(*target_.fs, target_.root, order_.version);
   if (!there && there.error().kind == ErrorKind::kCorrupt) SW_TRY(target_.fs->unlink(path));
-  return VersionCopier(files, *target_.fs, target_.root).publish();
-}
-
-// An upper tier that was lost has lost its attempt files too. The newest one says which versions are live. It is never
-// placed over a newer attempt: that one has its own list.
-Status VersionRepair::publish_attempt_file() {
-  SW_ASSIGN(const std::uint32_t here, newest_attempt_number(*target_.fs, target_.root));
-  SW_ASSIGN(const std::uint32_t below, newest_attempt_number(sources_, sources_.root()));
-  if (below <= here || below > order_.newest_attempt) return {};
-  const std::string name = attempt_file(below);
-  SW_ASSIGN(const std::string text, read_listed(sources_, control_path(sources_.root()), name, kMaxAttemptBytes));
-  const Status published = publish_exclusively(*target_.fs, control_path(target_.root), name, text, random_id());
-  if (!published && published.error().kind != ErrorKind::kAlreadyExists) return published;
-  return {};
+  return VersionCopier(*files_, *target_.fs, target_.root).publish();
 }
 
 }  // namespace slackwater

@@ -42,6 +42,23 @@ Status publish_attempt(FileSystem& fs, const std::string& root, Attempt& attempt
   }
 }
 
+Result<std::optional<std::uint32_t>> place_attempt_file(FileSystem& fs, const std::string& root, const Attempt& attempt,
+                                                        const std::string& text) {
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs, root));
+  if (newest > attempt.number) return std::optional(newest);
+  if (newest < attempt.number) {
+    const Status published =
+        publish_exclusively(fs, control_path(root), attempt_file(attempt.number), text, random_id());
+    if (published) return std::optional<std::uint32_t>();
+    if (published.error().kind != ErrorKind::kAlreadyExists) return fail(published.error());
+  }
+  // An earlier try, another rank of this run, or another run that was first.
+  SW_ASSIGN(const Attempt there, read_attempt(fs, root, attempt.number));
+  if (there.run != attempt.run) return std::optional(there.number);
+  SW_TRY(fs.sync_directory(control_path(root)));
+  return std::optional<std::uint32_t>();
+}
+
 void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint32_t newest, bool holds_lock) {
   const std::string control = control_path(root);
   const auto entries = fs.list(control);
@@ -50,7 +67,9 @@ void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint
     // The newest file says what is live. Older ones are read only if it is damaged, so a few of them stay.
     const auto number = parse_attempt_file(entry.name);
     const bool old = number && *number < newest && newest - *number >= kAttemptFilesKept;
-    const bool debris = holds_lock && entry.name.starts_with(".attempt-") && entry.name.ends_with(".tmp");
+    const bool claim = entry.name.starts_with(".attempt-") && entry.name.ends_with(".tmp");
+    const bool fetch = entry.name.starts_with("fetch-") && entry.name.ends_with(".lock");  // tiers/node_fetch.hpp
+    const bool debris = holds_lock && (claim || fetch);
     if (entry.type == FileType::kRegular && (old || debris)) (void)fs.unlink(fmt::format("{}/{}", control, entry.name));
   }
 }

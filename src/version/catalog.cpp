@@ -145,7 +145,7 @@ std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, 
   if (!known) {
     const auto manifest = read_manifest(fs, root, version);
     if (manifest) {
-      known = ManifestCache::Entry{manifest->decision, version_info(*manifest)};
+      known = ManifestCache::Entry{manifest->decision, version_info(*manifest), manifest->run};
       if (cache != nullptr) cache->put(version, *known);
     } else if (manifest.error().kind != ErrorKind::kNotFound) {
       entry.state = VersionState::kUnreadable;
@@ -158,6 +158,7 @@ std::optional<CatalogEntry> read_entry(FileSystem& fs, const std::string& root, 
   if (known) {
     entry.state = state_of(known->decision, current);
     entry.info = known->info;
+    entry.run = known->run;
   }
   return entry;
 }

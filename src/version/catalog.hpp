@@ -20,8 +20,8 @@ namespace slackwater {
 enum class VersionState : std::uint8_t {
   kLive,      // committed, and of the newest attempt or adopted by it
   kReplaced,  // committed, but neither: a rollback left it behind, or a run that was over wrote it
-  kSetAside,  // a restore skipped it as damaged, or a damaged attempt file leaves open whether a rollback left it
-              // behind; it is kept until somebody removes it by hand
+  kSetAside,  // a restore skipped it as damaged, or another run saved it and nobody went on from there, or a damaged
+              // attempt file leaves open whether a rollback left it behind; it is kept until somebody removes it
   kAborted,
   kUndecided,   // no manifest: being written, or debris
   kUnreadable,  // the manifest is damaged or of a newer format; see `error`
@@ -34,6 +34,7 @@ struct CatalogEntry {
   VersionInfo info;            // name, directory and pin always; the rest if the manifest can be read
   std::optional<Error> error;  // the manifest cannot be read: kUnreadable, and some of kSetAside
   std::string why = {};        // kSetAside: what was wrong with it
+  std::string run = {};        // that saved it, if the manifest can be read
 
   // Whether a run that goes on from a later version adopts this one: it is live, or will be once its manifest can be
   // read again.

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "slackwater/checkpoint.hpp"
@@ -20,6 +21,7 @@ class ManifestCache {
   struct Entry {
     Decision decision = Decision::kCommit;
     VersionInfo info;  // `pinned` is not set
+    std::string run = {};
   };
 
   [[nodiscard]] std::optional<Entry> find(const VersionName& version) const;

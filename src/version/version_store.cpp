@@ -166,25 +166,13 @@ bool VersionStore::sync_adopted(const Attempt& attempt, const RetentionPolicy& p
 }
 
 Status VersionStore::follow(const Attempt& attempt) {
-  const auto taken = [&](std::uint32_t newest) {
+  SW_ASSIGN(const auto other, place_attempt_file(fs_, root_, attempt, serialize(attempt)));
+  if (other) {
     return fail(ErrorKind::kAborted,
-                fmt::format("attempt {} of another run is on this tier, and this run has attempt {}; nothing more is "
-                            "copied there until this run is started again",
-                            newest, attempt.number),
+                fmt::format("another run has used this tier (attempt {}, ours is {}); nothing more is copied there "
+                            "until this run is started again, which deletes nothing of either",
+                            *other, attempt.number),
                 root_);
-  };
-  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
-  if (newest > attempt.number) return taken(newest);
-  Status published;
-  if (newest < attempt.number)
-    published =
-        publish_exclusively(fs_, control_path(root_), attempt_file(attempt.number), serialize(attempt), random_id());
-  if (!published && published.error().kind != ErrorKind::kAlreadyExists) return published;
-  if (newest == attempt.number || !published) {
-    // An earlier try of this run, or another run that was first.
-    SW_ASSIGN(const Attempt there, read_attempt(fs_, root_, attempt.number));
-    if (there.run != attempt.run) return taken(there.number);
-    SW_TRY(fs_.sync_directory(control_path(root_)));
   }
   rank_ = 0;
   attempt_ = attempt;
@@ -218,24 +206,13 @@ Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, c
 
 Status VersionStore::place_attempt(const std::string& text) {
   SW_ASSIGN(const Attempt attempt, parse_attempt(text, control_path(root_)));
-  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs_, root_));
-  const auto taken = [&](std::uint32_t number) {
-    return fail(ErrorKind::kAborted,
-                fmt::format("this node has attempt {} of another run, and rank 0 claimed attempt {}; call restore() on "
-                            "all ranks before the first save, so that rank 0 learns of it",
-                            number, attempt.number),
-                root_);
-  };
-  if (newest > attempt.number) return taken(newest);
-  Status published;
-  if (newest < attempt.number)
-    published = publish_exclusively(fs_, control_path(root_), attempt_file(attempt.number), text, random_id());
-  if (published && newest < attempt.number) return {};
-  if (!published && published.error().kind != ErrorKind::kAlreadyExists) return published;
-  // Another rank of this node was first.
-  SW_ASSIGN(const Attempt there, read_attempt(fs_, root_, attempt.number));
-  if (there.run != attempt.run) return taken(there.number);
-  return fs_.sync_directory(control_path(root_));
+  SW_ASSIGN(const auto other, place_attempt_file(fs_, root_, attempt, text));
+  if (!other) return {};
+  return fail(ErrorKind::kAborted,
+              fmt::format("this node has attempt {} of another run, and rank 0 claimed attempt {}; call restore() on "
+                          "all ranks before the first save, so that rank 0 learns of it",
+                          *other, attempt.number),
+              root_);
 }
 
 bool VersionStore::lead_node() {

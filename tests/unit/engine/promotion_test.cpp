@@ -230,7 +230,10 @@ TEST_F(PromotionTest, ATierThatANewerRunHasTakenIsLeftAlone) {
   save_and_commit(*zombie, 2, model);
   until([&] { return zombie->tiers()[0].skipped == 1; });
   EXPECT_NE(zombie->tiers()[0].last_error.find("another run"), std::string::npos) << zombie->tiers()[0].last_error;
-  EXPECT_TRUE(zombie->close());
+  const Status closed = zombie->close();
+  ASSERT_FALSE(closed) << "it says that everything was copied";
+  EXPECT_EQ(closed.error().kind, ErrorKind::kAborted);
+  EXPECT_NE(closed.error().message.find("another run"), std::string::npos) << closed.error().to_string();
   EXPECT_EQ(debris(lower()).find("step-0000000002"), std::string::npos);
   EXPECT_TRUE(std::filesystem::exists(lower() + "/" + version_directory({1, ours})));
 }

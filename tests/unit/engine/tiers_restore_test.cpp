@@ -122,7 +122,7 @@ TEST_F(TiersRestoreTest, ALostTier0IsRestoredFromTheTierBelowAndRepaired) {
   EXPECT_TRUE(damaged_.empty());
   expect_repaired(2);
   ASSERT_TRUE(engine.close());
-  EXPECT_NE(log().find("step 2 is on " + upper() + " again"), std::string::npos) << log();
+  EXPECT_NE(log().find("step 2 was repaired on " + upper()), std::string::npos) << log();
   // Tier 0 can be read alone now, and says nothing about a missing attempt file.
   const auto catalog = scan_catalog(*real_, upper());
   ASSERT_TRUE(catalog);

@@ -472,6 +472,14 @@ TEST_F(DeletionTest, PrivateNamesOfClaimsThatACrashCutShortGo) {
   EXPECT_TRUE(exists(foreign));
 }
 
+TEST_F(DeletionTest, LocksOfFetchesThatWereKilledGo) {
+  auto store = open_store();
+  const std::string left = control() + "/fetch-step-0000000042.a1-00003.lock";
+  write(left, "");
+  static_cast<void>(claim(*store));
+  EXPECT_FALSE(exists(left));
+}
+
 TEST_F(DeletionTest, WithoutTheLockPrivateNamesMayBeOfAClaimThatIsUnderWay) {
   fs_.fail(FsCall::kTryLock, ENOLCK);
   auto store = open_store();

@@ -1,0 +1,54 @@
+// TierProbes: asks all lower tiers at once whether they can be reached, each on a thread of its own (sw-probe-N). A
+// restore does not wait long for one that does not respond. Its probe goes on, and the next restore looks for its
+// answer.
+// Owned by the Restorer. Thread rule: ask() belongs to the trainer's thread, request_stop() and stop() to close().
+// Lifetime: the tiers' FileSystems outlive it. After stop_transfers(), probes of object stores end at once.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "slackwater/error.hpp"
+#include "tiers/tier_overlay.hpp"
+
+namespace slackwater {
+
+// Whether the tier answers. A directory that is missing together with its parent is a mount that is not there. If only
+// the directory itself is missing, nothing was ever copied to it.
+[[nodiscard]] Status probe_tier(const TierPlace& tier);
+
+class TierProbes {
+ public:
+  ~TierProbes() { stop(); }
+
+  struct Answers {
+    std::map<std::size_t, Error> unreachable;  // by index
+    bool late = false;                         // one of them has not answered yet
+  };
+  // Without `patience` it waits as long as it takes.
+  [[nodiscard]] Answers ask(const std::vector<TierPlace>& tiers, std::optional<std::chrono::milliseconds> patience);
+
+  // No probe begins any more. True: none is under way.
+  [[nodiscard]] bool request_stop();
+  void stop();  // the same, and waits for those under way
+
+ private:
+  struct Probe {
+    std::jthread thread;
+    std::optional<Status> answer;  // none: under way
+  };
+  void begin(const TierPlace& tier);  // with the lock held
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::map<std::string, Probe> probes_;  // by root
+  bool stopped_ = false;
+};
+
+}  // namespace slackwater
