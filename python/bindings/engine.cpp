@@ -250,7 +250,8 @@ void bind_engine(nb::module_& module) {
            nb::arg("metadata"), nb::arg("owner"), nb::arg("arrived"), nb::arg("after") = StreamList(),
            nb::arg("metrics") = std::map<std::string, double>(), nb::arg("pin") = false, nb::arg("never_skip") = false,
            nb::arg("values") = std::map<std::string, std::string>(),
-           nb::arg("replicated") = std::map<std::string, std::string>(), nb::arg("part").none() = nb::none(), nb::arg("reading").none() = nb::none(),
+           nb::arg("replicated") = std::map<std::string, std::string>(), nb::arg("part").none() = nb::none(),
+           nb::arg("reading").none() = nb::none(),
            "Capture a state: its Snapshot is appended to `arrived`; False when skipped. `owner` is kept until no byte "
            "is "
            "read any more; `after` are (device, stream) that produce it. Parts of the tree, by name: `values` are "
@@ -259,8 +260,7 @@ void bind_engine(nb::module_& module) {
            "version "
            "that a PartCommitter commits. `reading`: of the tensors at the front; `addresses` has those of the others.")
       .def("prepare", &PyEngine::prepare, nb::arg("structure"), nb::arg("addresses"), nb::arg("tree"),
-           nb::arg("reading").none() = nb::none(),
-           "Make the pool for this state in the background.")
+           nb::arg("reading").none() = nb::none(), "Make the pool for this state in the background.")
       .def("wait_prepared", &PyEngine::wait_prepared, "Until every slab of the pool can be used, or it is closed.")
       .def("restore", &PyEngine::restore, nb::arg("step"), nb::arg("plan"), nb::arg("read_rest"),
            nb::arg("after") = StreamList(),

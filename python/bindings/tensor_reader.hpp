@@ -28,10 +28,10 @@ namespace slackwater::python {
 // has changed by the fence, so nothing is made into objects of Python before that.
 struct Reading {
   std::vector<std::uintptr_t> addresses;
-  std::vector<std::int64_t> versions;           // _version of each
-  std::vector<std::uintptr_t> identities;       // numbers of the objects behind them
-  std::vector<std::uint64_t> storage_bytes;     // bytes of each storage
-  nb::list storages;                            // which hold the bytes, even if a parameter is given others meanwhile
+  std::vector<std::int64_t> versions;        // _version of each
+  std::vector<std::uintptr_t> identities;    // numbers of the objects behind them
+  std::vector<std::uint64_t> storage_bytes;  // bytes of each storage
+  nb::list storages;                         // which hold the bytes, even if a parameter is given others meanwhile
 };
 
 class TensorReader {

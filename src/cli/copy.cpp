@@ -71,18 +71,17 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
   for (const VersionInfo& version : there.live_versions()) {
     const VersionName name{version.step, version.attempt};
     if (version.attempt != attempt.number && std::ranges::find(attempt.adopted, name) == attempt.adopted.end())
-      return fail(refusal(
-          fmt::format("DST holds step {} of another run; choose another DST", version.step), target));
+      return fail(refusal(fmt::format("DST holds step {} of another run; choose another DST", version.step), target));
   }
   const std::string name = attempt_file(attempt.number);
   SW_ASSIGN(const std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
   SW_ASSIGN(const auto other, place_attempt_file(to, target, attempt, text));
   if (!other) return {};
-  return fail(refusal(
-      *other == attempt.number
-          ? fmt::format("DST holds attempt {} of another run; choose another DST", attempt.number)
-          : fmt::format("a newer run has used DST (attempt {}; SRC has {}); choose another DST", *other, attempt.number),
-      target));
+  return fail(refusal(*other == attempt.number
+                          ? fmt::format("DST holds attempt {} of another run; choose another DST", attempt.number)
+                          : fmt::format("a newer run has used DST (attempt {}; SRC has {}); choose another DST", *other,
+                                        attempt.number),
+                      target));
 }
 
 struct Outcome {

@@ -30,7 +30,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       clock(std::move(dependencies.clock)),
       files(dependencies.files.value_or(RankFiles::of_world(options.world))),
       tiers(std::move(dependencies.tiers)),
-      tier_patience(dependencies.tier_patience),
+      tier_answer_timeout(dependencies.tier_answer_timeout),
       devices(options.cuda_driver, options.batched_copies, options.copy_turn_bytes),
       engine_status(std::make_shared<EngineStatus>()),
       transport(make_transport(options, *fs, *clock)),
@@ -65,8 +65,7 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
       turns(protocol && options.on_busy == OnBusy::kSkip ? std::make_unique<SkipThread>(*this) : nullptr) {
   if (versions.exists()) versions.without_lock().set_held([this] { return held(); });
   if (memory) {
-    memory->set_on_flushed(
-        [this](const Manifest& manifest) { live.lock()->add_repaired(version_info(manifest)); });
+    memory->set_on_flushed([this](const Manifest& manifest) { live.lock()->add_repaired(version_info(manifest)); });
   }
 }
 

@@ -45,7 +45,7 @@ struct EngineDependencies {
   std::vector<Tier> tiers = {};             // empty: as Options::tiers says
   std::unique_ptr<MemoryTier> memory = {};  // made by open_engine()
   // How long a restore waits for lower tiers that do not respond, if another tier has a checkpoint.
-  std::chrono::milliseconds tier_patience{15'000};
+  std::chrono::milliseconds tier_answer_timeout{15'000};
 };
 
 class SkipThread;
@@ -69,7 +69,7 @@ struct EngineShared {
   const std::unique_ptr<Clock> clock;
   const RankFiles files;
   const std::vector<Tier> tiers;  // below tier 0
-  const std::chrono::milliseconds tier_patience;
+  const std::chrono::milliseconds tier_answer_timeout;
   Devices devices;
   const std::shared_ptr<EngineStatus> engine_status;
   const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol

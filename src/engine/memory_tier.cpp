@@ -177,12 +177,12 @@ bool MemoryTier::is_only_in_memory(const VersionName& name) const {
 // The copies of the next step wait for this, so it is bounded: the fence must not wait for longer than stall_timeout,
 // and other ranks for longer than commit_timeout.
 void MemoryTier::end_flush() {
-  const auto patience = std::min(options_.stall_timeout, options_.commit_timeout) / 2;
-  if (flush_.wait(std::chrono::steady_clock::now() + patience)) return;
+  const auto limit = std::min(options_.stall_timeout, options_.commit_timeout) / 2;
+  if (flush_.wait(std::chrono::steady_clock::now() + limit)) return;
   log_.warn(
       "a step that was restored from memory is not on disk after {}: until the next step is committed, it is only in "
       "memory",
-      format_seconds(std::chrono::duration<double>(patience).count()));
+      format_seconds(std::chrono::duration<double>(limit).count()));
   flush_.give_up("it was not written in time");
 }
 
@@ -337,14 +337,14 @@ Status MemoryTier::close(bool all_committed) {
     release_stale_keeper(settings(options_.rank));
     return {};
   }
-  const std::string held =
-      fmt::format("the keeper holds it for {} (memory_timeout)",
-                  format_seconds(std::chrono::duration<double>(options_.memory_timeout).count()));
+  const std::string held = fmt::format("the keeper holds it for {} (memory_timeout)",
+                                       format_seconds(std::chrono::duration<double>(options_.memory_timeout).count()));
   if (const auto error = flush_.error()) {
     Error kept = *error;
-    kept.message = fmt::format("step {} is only in memory, because it could not be written; {}, so start again within "
-                               "that time: {}",
-                               *unsaved, held, error->message);
+    kept.message = fmt::format(
+        "step {} is only in memory, because it could not be written; {}, so start again within "
+        "that time: {}",
+        *unsaved, held, error->message);
     return fail(std::move(kept));
   }
   log_.warn("step {} is not on disk yet; {}", *unsaved, held);

@@ -89,19 +89,19 @@ class MemoryTier {
   mutable std::mutex mutex_;  // guards what follows; the lock of KeptSlabs may be taken under it
   std::unique_ptr<KeeperClient> client_;
   std::shared_ptr<KeptSlabs> slabs_;
-  std::unique_ptr<KeptFiles> files_;      // of the last versions()
-  std::set<VersionName> offered_;         // that files_ has
+  std::unique_ptr<KeptFiles> files_;  // of the last versions()
+  std::set<VersionName> offered_;     // that files_ has
   struct Unsaved {
     std::vector<RankPart> parts;
     std::string member;  // of this rank, in the attempt that staged it
   };
   std::map<VersionName, Unsaved> only_in_memory_;  // of those
-  std::string newest_member_;             // this rank's id in the newest attempt, as versions() saw it
+  std::string newest_member_;                      // this rank's id in the newest attempt, as versions() saw it
   std::optional<VersionName> restored_;
   std::optional<VersionName> continued_;  // restored_, once an attempt goes on from it
   std::optional<VersionName> committed_;  // the newest that this run has saved
   std::shared_ptr<const Region> other_;   // of a run with another number of ranks, whose keeper still runs
-  std::optional<std::uint64_t> epoch_;  // of the last begin_attempt()
+  std::optional<std::uint64_t> epoch_;    // of the last begin_attempt()
   std::string id_;
   bool keep_after_close_ = false;
   bool warned_ = false;

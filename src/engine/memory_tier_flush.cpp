@@ -40,7 +40,7 @@ void MemoryTierFlush::begin(std::vector<RankPart> parts, std::string member, OnC
     const std::uint64_t step = self->parts.front().version.name.step;
     if (flushed) log_.info("step {}, which was restored from memory, is committed", step);
     const std::lock_guard lock(mutex_);
-    self->parts.clear();  // unmaps the memory of other ranks
+    self->parts.clear();                 // unmaps the memory of other ranks
     if (current_.get() != self) return;  // given up
     if (!flushed) {
       error_ = flushed.error();

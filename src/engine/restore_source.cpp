@@ -47,10 +47,10 @@ Result<Catalog> RestoreSource::scan_tier_0() {
   return scan_catalog(*shared_.fs, shared_.options.path);
 }
 
-bool RestoreSource::leave_out_unreachable(std::optional<std::chrono::milliseconds> patience) {
+bool RestoreSource::leave_out_unreachable(std::optional<std::chrono::milliseconds> timeout) {
   const TierPlace& tier_0 = overlay_->tiers().front();
   if (Status reached = probe_tier(tier_0); !reached) overlay_->leave_out(0, std::move(reached).error());
-  const TierProbes::Answers answers = probes_.ask(lower_tiers_, patience);
+  const TierProbes::Answers answers = probes_.ask(lower_tiers_, timeout);
   const std::size_t first = overlay_->tiers().size() - lower_tiers_.size();
   for (const auto& [tier, error] : answers.unreachable) overlay_->leave_out(first + tier, error);
   return answers.late;
@@ -63,7 +63,7 @@ Result<Catalog> RestoreSource::scan() {
   if (std::exchange(scanned_, true)) {
     for (const TierPlace& tier : lower_tiers_) tier.fs->refresh();
   }
-  const bool late = leave_out_unreachable(shared_.tier_patience);
+  const bool late = leave_out_unreachable(shared_.tier_answer_timeout);
   if (!late) return scan_reached();
   const bool all_late = overlay_->left_out().size() == overlay_->tiers().size();
   Result<Catalog> catalog = all_late ? Result<Catalog>(Catalog()) : scan_reached();

@@ -56,7 +56,7 @@ class RestoreSource {
 
  private:
   [[nodiscard]] Result<Catalog> scan_reached();
-  bool leave_out_unreachable(std::optional<std::chrono::milliseconds> patience);  // true: one has not answered yet
+  bool leave_out_unreachable(std::optional<std::chrono::milliseconds> timeout);  // true: one has not answered yet
   void make_overlay();
   void warn_once(const std::string& text);
   // The lower tiers that can be reached, without those where the name stands for another checkpoint.
@@ -68,10 +68,10 @@ class RestoreSource {
   const Log& log_ = shared_.log;
   const std::vector<TierPlace> lower_tiers_;
   TierProbes& probes_;
-  OtherNodesFiles others_;              // what other nodes sent
+  OtherNodesFiles others_;  // what other nodes sent
   bool exchanged_ = false;
   std::optional<TierOverlay> overlay_;  // none: there is only tier 0
-  std::set<std::string> mended_;             // files on tier 0 that were damaged, each tried once
+  std::set<std::string> mended_;        // files on tier 0 that were damaged, each tried once
   bool scanned_ = false;
   std::optional<Attempt> deciding_attempt_;  // it says what is live
   std::uint32_t newest_attempt_ = 0;         // on any tier

@@ -126,9 +126,8 @@ Status Region::publish(std::uint32_t index, const StagedVersion& version, const 
   const std::string words = serialize(version);
   const std::span<std::byte> room = text(index);
   if (words.size() > room.size())
-    return fail(ErrorKind::kNoSpace,
-                fmt::format("the description of step {} needs {}, only {} fit", version.name.step,
-                            format_bytes(words.size()), format_bytes(room.size())));
+    return fail(ErrorKind::kNoSpace, fmt::format("the description of step {} needs {}, only {} fit", version.name.step,
+                                                 format_bytes(words.size()), format_bytes(room.size())));
   Entry& slot = entry(index);
   std::memcpy(room.data(), words.data(), words.size());
   slot.step = version.name.step;

@@ -28,7 +28,7 @@ class BandwidthCap {
   std::mutex mutex_;
   std::condition_variable_any stopped_;  // never notified: a stop ends the wait
   std::atomic<std::uint64_t> pauses_{0};
-  TimePoint free_at_{};                  // when all that was booked is sent; guarded by mutex_
+  TimePoint free_at_{};  // when all that was booked is sent; guarded by mutex_
 };
 
 }  // namespace slackwater

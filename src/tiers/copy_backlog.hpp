@@ -36,7 +36,7 @@ class CopyBacklog {
   // This run goes on under a new attempt: versions that it did not adopt are not copied any more, and the adopted ones
   // that are due wait. `continued` is the step that the run restored, if it did.
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void add(const VersionName& version);   // committed under that attempt
+  void add(const VersionName& version);     // committed under that attempt
   void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
@@ -100,9 +100,9 @@ class CopyBacklog {
   std::set<VersionName> removed_;
   std::optional<VersionName> copying_;
   std::optional<Error> refused_;
-  bool working_ = false;    // the promoter is not at rest
-  bool cleaning_ = false;   // nor is the cleaner
-  bool failed_ = false;     // the last thing that happened to a copy was an error
+  bool working_ = false;     // the promoter is not at rest
+  bool cleaning_ = false;    // nor is the cleaner
+  bool failed_ = false;      // the last thing that happened to a copy was an error
   std::string clean_error_;  // of the last clean-up; empty: it went well
   TierStatus status_;
   std::uint64_t moves_ = 0;  // counts progress, for wait_idle()

@@ -28,7 +28,7 @@ class FreeSpaceWatch {
   struct Shortage {
     std::uint64_t wanted = 0;  // besides those present
     std::uint64_t missing = 0;
-    std::uint64_t told = 0;       // how many were missing at the last warning
+    std::uint64_t told = 0;  // how many were missing at the last warning
     bool told_none_fits = false;
     [[nodiscard]] bool is_news(std::uint64_t slots, std::uint64_t present, std::uint64_t fits);
   };

@@ -148,9 +148,10 @@ Result<bool> NodeFetch::with_lock(const VersionFiles& files, std::uint32_t saved
 Status NodeFetch::copy(RepairOrder order, const std::function<bool(std::uint32_t rank)>& in_share) const {
   VersionRepair repair(std::move(order), target_, in_share, log_);
   const auto caller = std::this_thread::get_id();
-  return repair.copy({.threads = 4, .buffer_bytes = 32u << 20, .direct_io = options_.direct_io, .on_sent = [&](std::uint64_t) {
-                        if (std::this_thread::get_id() == caller) options_.on_progress();
-                      }});
+  return repair.copy(
+      {.threads = 4, .buffer_bytes = 32u << 20, .direct_io = options_.direct_io, .on_sent = [&](std::uint64_t) {
+         if (std::this_thread::get_id() == caller) options_.on_progress();
+       }});
 }
 
 }  // namespace slackwater

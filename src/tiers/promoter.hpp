@@ -36,9 +36,9 @@ struct PromotionSource {
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   bool direct_io = true;
-  std::uint64_t buffer_bytes = 32u << 20;     // for the copies to all tiers together
+  std::uint64_t buffer_bytes = 32u << 20;         // for the copies to all tiers together
   const std::atomic<bool>* leads_node = nullptr;  // see TierWork
-  std::function<void()> on_released = [] {};  // a version need not be held on tier 0 any more
+  std::function<void()> on_released = [] {};      // a version need not be held on tier 0 any more
 };
 
 class Promoter {

@@ -30,7 +30,7 @@ class Promotions {
   };
   [[nodiscard]] Survey survey(std::optional<std::uint64_t> continued);
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void add(const VersionName& version);   // committed on tier 0
+  void add(const VersionName& version);     // committed on tier 0
   void remove(const VersionName& version);  // the user deleted it
   // The versions that retention on tier 0 leaves alone: due on a tier, and not there yet.
   [[nodiscard]] std::set<VersionName> held() const;

@@ -137,8 +137,8 @@ Result<Branches> settle_branches(TierOverlay& overlay, const NewestAttempts& new
     if (known == Relation::kBehind && tier != 0) continue;
     // Tier 0 always has the attempts of its own runs. So the one that decides was claimed without it, and did not see
     // what is only here.
-    Branches::Other other{.tier = tier, .attempt = attempt, .forked = known == Relation::kForked, .catalog = {},
-                          .hidden = {}};
+    Branches::Other other{
+        .tier = tier, .attempt = attempt, .forked = known == Relation::kForked, .catalog = {}, .hidden = {}};
     if (Status hidden = hide(overlay, deciding, sorter, other); !hidden) {
       overlay.leave_out(tier, std::move(hidden).error());
       continue;
@@ -159,16 +159,16 @@ struct Told {
     return fmt::format("{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
   }
   [[nodiscard]] std::string sentence(const std::string& decides, std::uint32_t attempt, const std::string& root) const {
-    std::string text = fmt::format("two runs went on separately, and this run continues the one on {} (attempt {})",
-                                   decides, attempt);
+    std::string text =
+        fmt::format("two runs went on separately, and this run continues the one on {} (attempt {})", decides, attempt);
     if (!kept.empty())
-      text += fmt::format("; {} on {} {} set aside and kept: restore(step=...) takes one of them, slackwater rm "
-                          "removes it",
-                          listed(kept), root, kept.size() == 1 ? "is" : "are");
+      text += fmt::format(
+          "; {} on {} {} set aside and kept: restore(step=...) takes one of them, slackwater rm "
+          "removes it",
+          listed(kept), root, kept.size() == 1 ? "is" : "are");
     if (!twice.empty())
       text += fmt::format("; {} on {} {} kept, but {} of {} on {}", listed(twice), root,
-                          twice.size() == 1 ? "is" : "are",
-                          twice.size() == 1 ? "has the name" : "have the names",
+                          twice.size() == 1 ? "is" : "are", twice.size() == 1 ? "has the name" : "have the names",
                           twice.size() == 1 ? "another checkpoint" : "other checkpoints", decides);
     return text;
   }

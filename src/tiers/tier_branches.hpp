@@ -17,7 +17,7 @@
 namespace slackwater {
 
 struct Branches {
-  std::size_t decides = 0;           // the tier whose newest attempt says what is live
+  std::size_t decides = 0;  // the tier whose newest attempt says what is live
   std::uint32_t deciding_attempt = 0;
   // Of each tier that is not in line with that attempt: its own catalog, and what its own run did there.
   struct Other {

@@ -60,8 +60,8 @@ class TierCleaner {
   Work todo_;
 
   // For the thread only.
-  std::uint32_t uploads_listed_for_ = 0;   // the attempt under which they were listed first
-  std::set<VersionName> found_uploads_;    // of earlier attempts, then
+  std::uint32_t uploads_listed_for_ = 0;  // the attempt under which they were listed first
+  std::set<VersionName> found_uploads_;   // of earlier attempts, then
   bool told_that_uploads_are_not_listed_ = false;
 
   std::jthread thread_;  // started last

@@ -39,7 +39,7 @@ class TierMember final : public TierWorker {
 
   const TierWork work_;
   std::uint32_t attempt_ = 0;
-  std::set<VersionName> published_;  // on the tier
+  std::set<VersionName> published_;                         // on the tier
   std::map<VersionName, std::vector<std::string>> copied_;  // begun; this rank's records, which are there
   std::map<VersionName, int> source_errors_;                // how often tier 0 could not be read
   std::map<VersionName, std::string> failed_;               // begun, this rank cannot copy its files, and why

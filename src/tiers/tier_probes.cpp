@@ -49,19 +49,18 @@ void TierProbes::begin(const TierPlace& tier) {
 }
 
 TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
-                                    std::optional<std::chrono::milliseconds> patience) {
+                                    std::optional<std::chrono::milliseconds> timeout) {
   Answers answers;
   std::unique_lock lock(mutex_);
   for (const TierPlace& tier : tiers) {
     if (!stopped_) begin(tier);
   }
   const auto all = [&] {
-    return stopped_ || std::ranges::all_of(tiers, [&](const TierPlace& tier) {
-             return probes_[tier.root].answer.has_value();
-           });
+    return stopped_ ||
+           std::ranges::all_of(tiers, [&](const TierPlace& tier) { return probes_[tier.root].answer.has_value(); });
   };
-  if (patience) {
-    changed_.wait_for(lock, *patience, all);
+  if (timeout) {
+    changed_.wait_for(lock, *timeout, all);
   } else {
     changed_.wait(lock, all);
   }
@@ -72,7 +71,7 @@ TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
     answers.unreachable.emplace(
         i, answer ? answer->error()
                   : Error{.kind = ErrorKind::kIo,
-                          .message = fmt::format("it did not answer within {} ms", patience ? patience->count() : 0),
+                          .message = fmt::format("it did not answer within {} ms", timeout ? timeout->count() : 0),
                           .path = tiers[i].root,
                           .retryable = true});
   }

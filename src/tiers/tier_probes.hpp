@@ -31,8 +31,8 @@ class TierProbes {
     std::map<std::size_t, Error> unreachable;  // by index
     bool late = false;                         // one of them has not answered yet
   };
-  // Without `patience` it waits as long as it takes.
-  [[nodiscard]] Answers ask(const std::vector<TierPlace>& tiers, std::optional<std::chrono::milliseconds> patience);
+  // Without `timeout` it waits as long as it takes.
+  [[nodiscard]] Answers ask(const std::vector<TierPlace>& tiers, std::optional<std::chrono::milliseconds> timeout);
 
   // No probe begins any more. True: none is under way.
   [[nodiscard]] bool request_stop();

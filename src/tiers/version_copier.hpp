@@ -45,7 +45,7 @@ class VersionCopier {
   // Does nothing if a complete copy is there already.
   [[nodiscard]] Status copy_all(const CopyOptions& options);
   [[nodiscard]] Result<bool> is_published();
-  [[nodiscard]] Result<bool> is_complete();  // published, and every file is there
+  [[nodiscard]] Result<bool> is_complete();                                  // published, and every file is there
   [[nodiscard]] const std::string& directory() const { return directory_; }  // on the target
 
  private:

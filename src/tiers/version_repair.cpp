@@ -133,8 +133,7 @@ Result<bool> VersionRepair::publish() {
   // placed where there are others: then this tier has a list of its own, until a run claims the next attempt.
   if (order_.attempt) {
     SW_ASSIGN(const std::uint32_t here, newest_attempt_number(*target_.fs, target_.root));
-    if (here == 0)
-      SW_TRY(place_attempt_file(*target_.fs, target_.root, *order_.attempt, serialize(*order_.attempt)));
+    if (here == 0) SW_TRY(place_attempt_file(*target_.fs, target_.root, *order_.attempt, serialize(*order_.attempt)));
   }
   // A damaged manifest is in the way. It says nothing that the copy below does not say.
   const std::string path = fmt::format("{}/{}", version_path(target_.root, order_.version), kManifestName);

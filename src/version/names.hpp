@@ -29,7 +29,7 @@ struct VersionName {
 [[nodiscard]] std::string lock_path(const std::string& root);                                 // of the tier's lock file
 [[nodiscard]] std::string attempt_file(std::uint32_t attempt);                                // "attempt-0007.json"
 [[nodiscard]] std::optional<std::uint32_t> parse_attempt_file(std::string_view name);
-[[nodiscard]] std::string record_file(std::uint32_t rank);       // "rank-00000.record"; RankFiles says where it is
+[[nodiscard]] std::string record_file(std::uint32_t rank);  // "rank-00000.record"; RankFiles says where it is
 // "rank-00003.a7.failed": a rank of that attempt cannot copy its files of this version to this tier, and says why.
 struct FailureNote {
   std::uint32_t rank = 0;

@@ -67,12 +67,10 @@ INSTANTIATE_TEST_SUITE_P(
                       for (const FsCall call : {FsCall::kOpen, FsCall::kList, FsCall::kStatus, FsCall::kMakeDirectory})
                         tier.fail(call, EIO, always("lower"));
                     }},
-        TierTrouble{"HangingWrites",
-                    [](FaultFileSystem& tier) { tier.hang(FsCall::kWriteAt, always("lower")); }},
+        TierTrouble{"HangingWrites", [](FaultFileSystem& tier) { tier.hang(FsCall::kWriteAt, always("lower")); }},
         TierTrouble{"HangingLists", [](FaultFileSystem& tier) { tier.hang(FsCall::kList, always("lower")); }},
         TierTrouble{"RefusingDeletes",
-                    [](FaultFileSystem& tier) { tier.fail(FsCall::kUnlink, EACCES, always("lower/step-")); },
-                    false},
+                    [](FaultFileSystem& tier) { tier.fail(FsCall::kUnlink, EACCES, always("lower/step-")); }, false},
         TierTrouble{"HangingDeletes",
                     [](FaultFileSystem& tier) { tier.hang(FsCall::kUnlink, {.path = "/manifest.json"}); }, false}),
     [](const auto& trouble) { return trouble.param.what; });

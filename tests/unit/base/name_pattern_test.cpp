@@ -1,9 +1,9 @@
 // The same patterns mean the same in Python: tests/python/test_names.py compares them.
+#include "base/name_pattern.hpp"
+
 #include <string>
 
 #include <gtest/gtest.h>
-
-#include "base/name_pattern.hpp"
 
 namespace slackwater {
 namespace {
@@ -26,9 +26,17 @@ TEST(NamePattern, AStarIsAnyTextAndAQuestionMarkOneCharacter) {
   EXPECT_TRUE(matches_name("**", ""));
   EXPECT_TRUE(matches_name("layer?", "layer3"));
   EXPECT_FALSE(matches_name("layer?", "layer33"));
-  EXPECT_TRUE(matches_name("m?del", "m\xC3\xB6""del")) << "one character of two bytes";
-  EXPECT_FALSE(matches_name("m??del", "m\xC3\xB6""del"));
-  EXPECT_TRUE(matches_name("m?del", "m\xFF""del")) << "a byte that is not UTF-8";
+  EXPECT_TRUE(matches_name("m?del",
+                           "m\xC3\xB6"
+                           "del"))
+      << "one character of two bytes";
+  EXPECT_FALSE(matches_name("m??del",
+                            "m\xC3\xB6"
+                            "del"));
+  EXPECT_TRUE(matches_name("m?del",
+                           "m\xFF"
+                           "del"))
+      << "a byte that is not UTF-8";
 }
 
 TEST(NamePattern, ASetIsOneOfItsCharacters) {

@@ -32,7 +32,7 @@ class DeadTierTest : public EngineTest {
     return upper() + "/step-000000000" + std::to_string(step) + ".a1";
   }
   // An engine whose tiers have file systems of their own, which the test can break.
-  Engine open_tiered(milliseconds tier_patience = std::chrono::hours(1)) {
+  Engine open_tiered(milliseconds tier_answer_timeout = std::chrono::hours(1)) {
     Options options = EngineTest::options();
     options.log = [lines = lines_](LogLevel, std::string_view message) {
       const std::lock_guard lock(lines->mutex);
@@ -45,7 +45,7 @@ class DeadTierTest : public EngineTest {
     lower_files_ = lower_files.get();
     EngineDependencies parts{.fs = std::move(upper_files), .clock = nullptr};
     parts.tiers.emplace_back(options.tiers[0], lower(), std::move(lower_files));
-    parts.tier_patience = tier_patience;
+    parts.tier_answer_timeout = tier_answer_timeout;
     auto engine = open_engine(std::move(options), std::move(parts));
     if (!engine) throw std::runtime_error(engine.error().to_string());
     return std::move(*engine);

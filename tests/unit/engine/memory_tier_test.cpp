@@ -29,9 +29,9 @@ class MemoryTierTest : public ::testing::Test {
       EXPECT_TRUE(store->make_version(7).has_value());
     }
     keeper_disk_.hang(FsCall::kWriteAt);
-    server_ = std::make_unique<KeeperServer>(
-        KeeperOptions{.directory = root_, .keep_for = std::chrono::minutes(10)}, keeper_disk_, clock_,
-        Log([](LogLevel, std::string_view) {}), listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
+    server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = root_, .keep_for = std::chrono::minutes(10)},
+                                             keeper_disk_, clock_, Log([](LogLevel, std::string_view) {}),
+                                             listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
     thread_ = std::thread([this] { server_->run(); });
     auto trainer = KeeperClient::attach(settings_).value().value();
     auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
@@ -66,9 +66,8 @@ class MemoryTierTest : public ::testing::Test {
   const SystemClock clock_;
   const std::unique_ptr<FileSystem> real_ = make_posix_file_system();
   FaultFileSystem keeper_disk_{*real_};
-  const KeeperSettings settings_{.directory = root_,
-                                 .program = "/nonexistent/slackwater",
-                                 .answer_within = std::chrono::seconds(60)};
+  const KeeperSettings settings_{
+      .directory = root_, .program = "/nonexistent/slackwater", .answer_within = std::chrono::seconds(60)};
   Attempt attempt_;
   std::unique_ptr<KeeperServer> server_;
   std::thread thread_;

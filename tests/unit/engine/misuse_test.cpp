@@ -176,8 +176,8 @@ TEST_F(MisuseTest, LimitsOfATierAreTheSameForTextAndForValues) {
   TierOptions tier{.location = directory_.path() + "/lower"};
   expect_error(set_tier_option(tier, "every", "0").error(), ErrorKind::kInvalidArgument, "a whole number, 1 or more");
   expect_error(set_tier_option(tier, "location", "ftp://x").error(), ErrorKind::kInvalidArgument, "s3://bucket/prefix");
-  for (TierOptions wrong : {TierOptions{.location = tier.location, .every = 0},
-                            TierOptions{.location = tier.location, .backlog = 0}}) {
+  for (TierOptions wrong :
+       {TierOptions{.location = tier.location, .every = 0}, TierOptions{.location = tier.location, .backlog = 0}}) {
     Options some = options();
     some.tiers = {wrong};
     const auto engine = Engine::open(some);

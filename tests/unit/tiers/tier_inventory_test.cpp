@@ -22,9 +22,8 @@ class TierInventoryTest : public ::testing::Test {
         << serialize(Attempt{.number = number, .run = random_id(), .members = {random_id()}, .adopted = adopted});
   }
   Adoption adopt(std::uint32_t own, std::optional<std::uint64_t> continued) {
-    return adopt_from(
-        {.newest_attempt = 5, .attempt = {}, .adoptable = {{40, 5}, {50, 5}, {60, 5}}, .set_aside = {}}, *fs_, tier_0_,
-        own, continued);
+    return adopt_from({.newest_attempt = 5, .attempt = {}, .adoptable = {{40, 5}, {50, 5}, {60, 5}}, .set_aside = {}},
+                      *fs_, tier_0_, own, continued);
   }
 
   TempDir temp_;
@@ -61,9 +60,9 @@ TEST_F(TierInventoryTest, WhatAnotherRunSavedIsSetAside) {
   attempt(4, {});
   attempt(5, {});
   const TierInventory inventory{.newest_attempt = 5,
-                          .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
-                          .adoptable = {{40, 5}, {60, 5}},
-                          .set_aside = {}};
+                                .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
+                                .adoptable = {{40, 5}, {60, 5}},
+                                .set_aside = {}};
   const Adoption adoption = adopt_from(inventory, *fs_, tier_0_, 0, 50);
   EXPECT_TRUE(adoption.adopted.empty());
   EXPECT_EQ(adoption.set_aside.size(), 2u);
@@ -72,9 +71,9 @@ TEST_F(TierInventoryTest, WhatAnotherRunSavedIsSetAside) {
 TEST_F(TierInventoryTest, ANewTier0GoesOnFromWhateverThereIs) {
   attempt(6, {});  // its own
   const TierInventory inventory{.newest_attempt = 5,
-                          .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
-                          .adoptable = {{40, 5}},
-                          .set_aside = {}};
+                                .attempt = Attempt{.number = 5, .run = random_id(), .members = {random_id()}},
+                                .adoptable = {{40, 5}},
+                                .set_aside = {}};
   EXPECT_EQ(adopt_from(inventory, *fs_, tier_0_, 6, {}).adopted, (Versions{{40, 5}}));
 }
 
