@@ -26,7 +26,7 @@ std::vector<std::optional<Attempt>> unseen_attempts(FileSystem& fs, const std::s
   return attempts;
 }
 
-// Whether another run has used the tier whose inventory was taken, without this tier 0: its newest attempt is not among those
+// Whether another run has used the tier, without this tier 0: its newest attempt is not among those
 // that tier 0 has gone on from. A tier 0 without attempts is new, or was lost, and goes on from whatever there is.
 bool of_another_branch(const TierInventory& inventory, FileSystem& fs, const std::string& tier_0,
                        std::uint32_t own_attempt) {

@@ -259,9 +259,10 @@ def test_a_run_and_slackwater_copy_to_the_same_place_do_not_harm_each_other(tmp_
     values = np.resize(np.arange(251, dtype=np.uint8), (64 << 20) + 4096)
     with rclone(tmp_path) as made, Proxy(made) as proxy:
         env = made.env(tmp_path)
-        with environment(env), sw.Checkpointer(
-            tmp_path / "run", pool="32MiB", keep=0, tiers=[sw.Tier(location, every=2, keep=0)]
-        ) as ckpt:
+        with (
+            environment(env),
+            sw.Checkpointer(tmp_path / "run", pool="32MiB", keep=0, tiers=[sw.Tier(location, every=2, keep=0)]) as ckpt,
+        ):
             for step in (1, 2):
                 ckpt.save(step, {"w": values, "step": step})
                 ckpt.wait_copied()
