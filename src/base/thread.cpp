@@ -2,6 +2,10 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
 
 namespace slackwater {
 namespace {
@@ -32,6 +36,13 @@ std::jthread start_thread(std::string name, std::function<void(std::stop_token)>
     pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
     body(std::move(stop));
   });
+}
+
+// On Linux each thread has a nice value of its own, and a new thread has that of its creator. Where it may not be
+// changed, the thread runs as it is.
+void lower_priority() {
+  const auto self = static_cast<id_t>(gettid());
+  static_cast<void>(setpriority(PRIO_PROCESS, self, std::max(10, getpriority(PRIO_PROCESS, self))));
 }
 
 }  // namespace slackwater

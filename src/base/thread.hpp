@@ -13,4 +13,8 @@ namespace slackwater {
 // std::system_error if the process may not have more threads. The caller turns that into an Error.
 [[nodiscard]] std::jthread start_thread(std::string name, std::function<void(std::stop_token)> body);
 
+// For work that may take its time: this thread, and those that it starts, let others go first (nice 10). Training on a
+// busy machine then does not pay for it.
+void lower_priority();
+
 }  // namespace slackwater

@@ -53,6 +53,7 @@ void RepairThread::stop() {
 }
 
 void RepairThread::loop(const std::stop_token& stop) {
+  lower_priority();
   for (;;) {
     std::optional<Job> job;
     {

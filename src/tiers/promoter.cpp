@@ -81,6 +81,7 @@ void Promoter::list_tier() {
 }
 
 void Promoter::loop(const std::stop_token& stop) {
+  lower_priority();
   list_tier();
   milliseconds retry = kFirstRetry;
   std::optional<milliseconds> poll;  // none: nothing to do until there are news

@@ -2,7 +2,10 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -29,6 +32,21 @@ TEST(StartThread, CutsANameThatIsTooLong) {
     name = text.data();
   }).join();
   EXPECT_EQ(name, "a-name-of-more-");
+}
+
+TEST(StartThread, LowersThePriorityOfAThreadAndOfThoseThatItStartsAlone) {
+  const auto niceness = [] { return getpriority(PRIO_PROCESS, static_cast<id_t>(gettid())); };
+  const int before = niceness();
+  int inside = 0;
+  int below = 0;
+  start_thread("low", [&](std::stop_token) {
+    lower_priority();
+    inside = niceness();
+    start_thread("lower", [&](std::stop_token) { below = niceness(); }).join();
+  }).join();
+  EXPECT_EQ(inside, std::max(before, 10));
+  EXPECT_EQ(below, inside);
+  EXPECT_EQ(niceness(), before);
 }
 
 TEST(StartThread, BlocksSignalsInTheThreadAndNotInItsMaker) {
