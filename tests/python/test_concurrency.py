@@ -184,8 +184,8 @@ class Interrupting:
     def __init__(self, engine: Any, handler: Callable[[], None]) -> None:
         self._engine, self._handler = engine, handler
 
-    def save(self, *arguments: Any) -> None:
-        self._engine.save(*arguments)
+    def save(self, *arguments: Any, **others: Any) -> None:
+        self._engine.save(*arguments, **others)
         self._handler()
 
     def __getattr__(self, name: str) -> Any:

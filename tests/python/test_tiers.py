@@ -60,7 +60,6 @@ def test_the_first_tier_gives_every_and_keep_of_the_run(tmp_path: Path) -> None:
         ({}, {"bandwidth": "1MiB", "backlog": 2}, "does not have these options: bandwidth, backlog"),
         ({"keep": 5}, {"keep": 3}, "keep is given twice: 5, and 3 of the first tier"),
         ({"every": 5}, {"every": 3}, "every is given twice"),
-        ({}, {"location": "s3://bucket/run"}, "the first tier must be a directory; list s3:// tiers after it"),
         ({}, {"every": "often"}, "every is 'often'; it is a whole number, 1 or more"),
         ({}, {"keep": object()}, "keep of a tier is an object; expected a number, text or bool"),
     ],

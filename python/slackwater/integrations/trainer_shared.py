@@ -172,7 +172,8 @@ class SavedSteps:
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         self._path = path
-        places = tiers.find_places(path, options.get("tiers"), 2, None)
+        given = options.get("tiers")
+        places = tiers.find_places(path, given, every=1, keep=2, keep_every=None, node_local=False)
         self._tiers = places.lower
         self._where = [places.path, *(os.fspath(tier.location) for tier in places.lower)]
 
