@@ -239,8 +239,11 @@ class Snapshot:
     def _written_dtensors(capture: Capture) -> set[str]:
         """DTensors that were written to through the wrapper, as an optimizer of one's own would. That counts in its own
         version, which it shares with what ``detach()`` makes of it (``state_dict()`` of a model under FSDP2)."""
-        pairs = zip(capture.dtensors, capture.dtensor_versions, strict=True)
-        return {name for (name, tensor), version in pairs if tensor._version != version}
+        if not capture.dtensors:
+            return set()
+        now = torch_adapter().versions([tensor for _, tensor in capture.dtensors])
+        found = zip(capture.dtensors, now, capture.dtensor_versions, strict=True)
+        return {name for (name, _), version, before in found if version != before}
 
     def _late(self, capture: Capture) -> list[int]:
         """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.

@@ -102,6 +102,11 @@ def find_places(
         if not lower:
             raise UsageError("give a directory such as 'runs/gpt' as path, or tiers")
         if is_object_location(lower[0].location):
+            lower[0] = dataclasses.replace(
+                lower[0],
+                keep=_either("keep", keep, lower[0].keep, default=2),
+                keep_every=_either("keep_every", keep_every, lower[0].keep_every, default=None),
+            )
             return _staged(lower, every, node_local)
         first = lower.pop(0)
         # Steps that `every` leaves out are not saved at all. The engine says what else a first tier cannot have.

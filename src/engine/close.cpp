@@ -139,7 +139,7 @@ void Engine::Impl::shut_down(bool in_time) {
   // In the order of the pipeline, so that a thread that still runs finds the one it hands its work to.
   if (shared_.turns) shared_.turns->stop();
   if (shared_.memory) shared_.memory->flush().stop();  // sw-plan may be waiting for it
-  restorer_.stop();
+  static_cast<void>(restorer_.request_stop());
   planner_.stop();
   if (!in_time) shared_.jobs.drop_unplanned();  // jobs that sw-plan never took
   std::shared_ptr<Pipeline> pipeline;           // released last, and after a restore() that reads into its pool
@@ -154,6 +154,7 @@ void Engine::Impl::shut_down(bool in_time) {
   shared_.promotions.stop();
   shared_.cleaner.stop();
   shared_.pipeline.lock()->pipeline.reset();
+  restorer_.stop();  // last: a probe or a repair may hang in a directory that does not respond
   restorer_.leave_ranks();
   shared_.versions.close();
 }

@@ -75,14 +75,14 @@ Result<bool> await_lists(EngineShared& shared, const std::vector<TierPlace>& tie
 void share_listings(EngineShared& shared, const std::vector<TierPlace>& tiers, std::uint64_t call) {
   std::vector<TierPlace> stores = tiers;
   std::erase_if(stores, [](const TierPlace& tier) { return !is_object_location(tier.root); });
-  if (stores.empty()) return;
-  if (shared.options.rank == 0) {
+  if (shared.options.rank == 0) {  // even if it reaches none: the others wait for it
     const Topic own{kListsChannel, 1, call};
     const Status sent = shared.transport->publish(own, 0, list_stores(stores));
     if (!sent) shared.log.warn("the other ranks list the object store themselves: {}", sent.error().to_string());
     shared.transport->forget_before(own);
     return;
   }
+  if (stores.empty()) return;
   const auto learnt = await_lists(shared, stores, call);
   if (!learnt)
     shared.log.warn("rank 0's list of the object store cannot be used: {}", learnt.error().to_string());

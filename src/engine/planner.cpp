@@ -140,6 +140,12 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   Promotions::Survey below;
   if (options_.rank == 0 && !(claimed_ && claimed_->first == start.epoch)) {
     below = shared_.promotions.survey(start.continued);
+    for (const SetAside& aside : below.adoption.set_aside) {
+      const bool known = std::ranges::find(start.set_aside, aside.version, &SetAside::version) != start.set_aside.end();
+      if (!known && std::ranges::find(start.adopted, aside.version) == start.adopted.end())
+        shared_.log.warn("step {} on a lower tier is set aside and kept: {}; restore(step={}) takes it",
+                         aside.version.step, aside.why, aside.version.step);
+    }
     add_adopted(start.adopted, start.set_aside, below.adoption);
   }
   if (shared_.memory) {

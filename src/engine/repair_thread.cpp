@@ -107,8 +107,12 @@ Status RepairThread::copy_and_publish(const Job& job, const std::stop_token& sto
     if (!missing) {
       SW_ASSIGN(const bool done, publish(repair, job));
       if (done) return {};
-    } else if (shared_.clock->now() >= given_up) {
-      return fail(ErrorKind::kTimeout, fmt::format("rank {} has not copied its part", *missing), options_.path);
+    }
+    if (shared_.clock->now() >= given_up) {
+      return fail(ErrorKind::kTimeout,
+                  missing ? fmt::format("rank {} has not copied its part", *missing)
+                          : std::string("files of it are gone again"),
+                  options_.path);
     }
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, stop, look, [] { return false; });

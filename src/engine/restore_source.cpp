@@ -8,6 +8,7 @@
 #include "base/result.hpp"
 #include "engine/listing_exchange.hpp"
 #include "engine/node_exchange.hpp"
+#include "store/s3/locations.hpp"
 #include "tiers/tier_scan.hpp"
 
 namespace slackwater {
@@ -33,7 +34,29 @@ Status RestoreSource::exchange(std::uint64_t call) {
   return {};
 }
 
-void RestoreSource::share_listings(std::uint64_t call) { slackwater::share_listings(shared_, lower_tiers_, call); }
+void RestoreSource::share_listings(std::uint64_t call) {
+  const bool any = std::ranges::any_of(lower_tiers_, [](const auto& tier) { return is_object_location(tier.root); });
+  // A restore from memory must not wait for a list. All ranks have the same options.
+  if (!any || shared_.memory) return;
+  std::vector<TierPlace> reached = lower_tiers_;
+  if (shared_.options.rank == 0) {  // the others wait for it, so it must not wait long for a store itself
+    const auto answers = probes_.ask(lower_tiers_, shared_.tier_answer_timeout);
+    for (const auto& [tier, error] : answers.unreachable)
+      std::erase_if(reached, [&, at = tier](const TierPlace& place) { return place.root == lower_tiers_[at].root; });
+  }
+  slackwater::share_listings(shared_, reached, call);
+}
+
+bool RestoreSource::newer_below(std::uint32_t attempt) {
+  constexpr std::chrono::milliseconds kAtMost{1'500};
+  const TierProbes::Answers answers = probes_.ask(lower_tiers_, std::min(kAtMost, shared_.tier_answer_timeout));
+  for (std::size_t tier = 0; tier < lower_tiers_.size(); ++tier) {
+    if (answers.unreachable.contains(tier)) continue;
+    const auto newest = newest_attempt_number(*lower_tiers_[tier].fs, lower_tiers_[tier].root);
+    if (newest && *newest > attempt) return true;
+  }
+  return false;
+}
 
 void RestoreSource::settle(const VersionName& version) {
   if (!overlay_ || !shared_.options.node_local) return;

@@ -30,8 +30,10 @@ class RestoreSource {
   void share_listings(std::uint64_t call);
   // The versions on all tiers that can be reached. Logs which cannot.
   [[nodiscard]] Result<Catalog> scan();
-  // Those on tier 0 alone, for a restore from memory: no lower tier is asked.
+  // Those on tier 0 alone, for a restore from memory.
   [[nodiscard]] Result<Catalog> scan_tier_0();
+  // Whether a lower tier that answers soon has a newer attempt than this: the run went on elsewhere.
+  [[nodiscard]] bool newer_below(std::uint32_t attempt);
   // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
   [[nodiscard]] std::optional<Error> unreachable_tier_error() const;
 

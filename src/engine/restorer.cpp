@@ -153,10 +153,13 @@ Result<Restorer::Candidates> Restorer::candidates_in_memory(RestoreSource& sourc
   Candidates found;
   if (!shared_.memory || shared_.tiers.empty()) return found;
   SW_ASSIGN(found.catalog, source.scan_tier_0());
-  // What is there belongs to the newest attempt of tier 0. Should a lower tier have a newer one of another run, then
-  // the next claim finds that out, and sets its versions aside.
+  // What is there belongs to the newest attempt of tier 0.
   std::vector<CatalogEntry> in_memory = shared_.memory->versions(found.catalog);
   if (in_memory.empty()) return found;
+  // Perhaps the run went on elsewhere, and this machine's memory is of an earlier time. A tier that does not answer at
+  // once may know of that too: then the next claim finds it out, sets its versions aside, and says so.
+  const std::uint32_t attempt = found.catalog.newest_attempt ? found.catalog.newest_attempt->number : 0;
+  if (source.newer_below(attempt)) return found;
   const VersionName newest = std::ranges::max(in_memory, {}, &CatalogEntry::name).name;
   found.versions = restorable(found.catalog, step);
   add_from_memory(found.versions, std::move(in_memory), step);

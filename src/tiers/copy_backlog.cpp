@@ -87,7 +87,7 @@ void CopyBacklog::remove(const VersionName& version) {
   {
     const std::lock_guard lock(mutex_);
     waiting_.erase(version);
-    removed_.insert(version);
+    if (!refused_) removed_.insert(version);  // nothing is deleted on a tier that another run uses
     ++changes_;
   }
   changed_.notify_all();

@@ -55,7 +55,7 @@ void TierCleaner::request(Need need) {
   {
     const std::lock_guard lock(mutex_);
     if (todo_.need != Need::kSpace) todo_.need = need;
-    work_.backlog.set_cleaning(true);
+    if (!failed_) work_.backlog.set_cleaning(true);
   }
   changed_.notify_all();
 }
@@ -64,7 +64,7 @@ void TierCleaner::remove(const std::vector<VersionName>& versions) {
   {
     const std::lock_guard lock(mutex_);
     todo_.removals.insert(versions.begin(), versions.end());
-    work_.backlog.set_cleaning(true);
+    if (!failed_) work_.backlog.set_cleaning(true);
   }
   changed_.notify_all();
 }
@@ -76,10 +76,9 @@ void TierCleaner::stop() {
 
 void TierCleaner::loop(const std::stop_token& stop) {
   milliseconds retry = kFirstCleanRetry;
-  bool failed = false;
   std::unique_lock lock(mutex_);
   while (!stop.stop_requested()) {
-    if (failed) {
+    if (failed_) {
       changed_.wait_for(lock, stop, retry, [] { return false; });
       retry = std::min(2 * retry, kLastCleanRetry);
     } else {
@@ -100,10 +99,11 @@ void TierCleaner::loop(const std::stop_token& stop) {
     }
     const ErrorKind kind = done ? ErrorKind::kInternal : done.error().kind;
     if (!done && kind == ErrorKind::kClosed) return;
-    failed = !done && kind != ErrorKind::kAborted;  // kAborted: another run has the tier, and deletes there
+    const bool failed = !done && kind != ErrorKind::kAborted;  // kAborted: another run has the tier, and deletes there
     if (kind != ErrorKind::kAborted) work_.backlog.note_clean_up(done);
 
     lock.lock();
+    failed_ = failed;
     if (failed) {
       if (todo.need && !todo_.need) todo_.need = todo.need;
       todo_.removals.insert(todo.removals.begin(), todo.removals.end());

@@ -58,6 +58,7 @@ class TierCleaner {
   std::mutex mutex_;  // guards what follows
   std::condition_variable_any changed_;
   Work todo_;
+  bool failed_ = false;  // the last try; the next one comes after a pause, for which nobody waits
 
   // For the thread only.
   std::uint32_t uploads_listed_for_ = 0;  // the attempt under which they were listed first

@@ -48,6 +48,13 @@ void TierProbes::begin(const TierPlace& tier) {
   }
 }
 
+// Once stopped, no probe is added: stop() goes through them without the lock.
+const std::optional<Status>& TierProbes::answer_of(const TierPlace& tier) const {
+  static const std::optional<Status> kNone;
+  const auto found = probes_.find(tier.root);
+  return found == probes_.end() ? kNone : found->second.answer;
+}
+
 TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
                                     std::optional<std::chrono::milliseconds> timeout) {
   Answers answers;
@@ -56,8 +63,7 @@ TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
     if (!stopped_) begin(tier);
   }
   const auto all = [&] {
-    return stopped_ ||
-           std::ranges::all_of(tiers, [&](const TierPlace& tier) { return probes_[tier.root].answer.has_value(); });
+    return stopped_ || std::ranges::all_of(tiers, [&](const TierPlace& tier) { return answer_of(tier).has_value(); });
   };
   if (timeout) {
     changed_.wait_for(lock, *timeout, all);
@@ -65,7 +71,7 @@ TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
     changed_.wait(lock, all);
   }
   for (std::size_t i = 0; i < tiers.size(); ++i) {
-    const std::optional<Status>& answer = probes_[tiers[i].root].answer;
+    const std::optional<Status>& answer = answer_of(tiers[i]);
     if (answer && *answer) continue;
     answers.late |= !answer;
     answers.unreachable.emplace(

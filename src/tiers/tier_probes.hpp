@@ -43,7 +43,8 @@ class TierProbes {
     std::jthread thread;
     std::optional<Status> answer;  // none: under way
   };
-  void begin(const TierPlace& tier);  // with the lock held
+  void begin(const TierPlace& tier);                                                  // with the lock held
+  [[nodiscard]] const std::optional<Status>& answer_of(const TierPlace& tier) const;  // with the lock held
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

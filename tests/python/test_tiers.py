@@ -11,7 +11,7 @@ import pytest
 import slackwater as sw
 import torch
 from slackwater import _core
-from slackwater.tiers import staging_directory
+from slackwater.tiers import find_places, staging_directory
 
 
 def test_checkpoints_reach_the_lower_tier(tmp_path: Path) -> None:
@@ -70,6 +70,18 @@ def test_what_a_first_tier_cannot_have_is_refused(
     with pytest.raises(sw.UsageError, match=message):
         sw.Checkpointer(tiers=[sw.Tier(**{"location": tmp_path / "a", **tier})], **options)
     assert not (tmp_path / "a").exists()
+
+
+def test_an_object_store_as_the_first_tier_keeps_what_the_run_keeps() -> None:
+    def places(**given: Any) -> list[tuple[int, int | None]]:
+        options = {"every": 1, "keep": 2, "keep_every": None, "node_local": False, **given}
+        found = find_places(None, [sw.Tier("s3://bucket/run", keep_every=100)], **options)
+        return [(tier.keep, tier.keep_every) for tier in found.lower]
+
+    assert places() == [(2, 100)]
+    assert places(keep=10) == [(10, 100)]
+    with pytest.raises(sw.UsageError, match="keep_every is given twice: 7, and 100 of the first tier"):
+        places(keep_every=7)
 
 
 def test_an_options_file_has_arguments_of_python_too(tmp_path: Path) -> None:

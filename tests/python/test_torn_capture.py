@@ -111,6 +111,16 @@ def test_one_element_of_a_dtensor_in_place_is_noticed(mesh: Any, make: Make, kno
     assert "'model.w'" in str(error)
 
 
+def test_a_dtensor_of_inference_mode_has_no_version_and_is_saved(mesh: Any, make: Make) -> None:
+    with torch.inference_mode():
+        tensor = distribute_tensor(torch.ones(64), mesh, [Shard(0)])
+    ckpt = make()
+    for step in (1, 2):
+        snapshot = ckpt.save(step, {"ema": tensor, "n": step})
+        assert snapshot is not None
+        snapshot.wait()
+
+
 @pytest.mark.parametrize("state_dict", [False, True], ids=["model", "state_dict"])
 def test_one_element_of_a_sharded_parameter_in_place_is_noticed(mesh: Any, make: Make, state_dict: bool) -> None:
     """What state_dict() returns is detached, and has the version of the parameter."""

@@ -110,7 +110,8 @@ class Capturer:
         if not (same and self._read_again(flat, result)):
             self._look(flat, key, same, result, compute)
         result.dtensors = flat.dtensors
-        result.dtensor_versions = [tensor._version for _, tensor in flat.dtensors]
+        if flat.dtensors:
+            result.dtensor_versions = flat.torch.versions([tensor for _, tensor in flat.dtensors])
         result.lent = sorted({memory.device for memory in memories} - {HOST})
         result.devices = sorted({*self._layout[3], *result.lent} - {HOST})
         result.held.extend(memory.owner for memory in memories)

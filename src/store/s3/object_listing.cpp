@@ -23,19 +23,30 @@ bool ObjectListing::covers(const std::string& key) const {
 }
 
 Result<std::shared_ptr<const ObjectListing::Sizes>> ObjectListing::sizes() {
-  // Under the lock: all who ask at the same time wait for one list.
-  const std::lock_guard lock(mutex_);
-  if (sizes_) return sizes_;
+  {
+    const std::lock_guard lock(mutex_);
+    if (sizes_) return sizes_;
+  }
+  const std::lock_guard one_at_a_time(listing_);
+  std::uint64_t changes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (sizes_) return sizes_;
+    changes = changes_;
+  }
   SW_ASSIGN(ObjectPage all, client_.list(directory_prefix(root_key_), {}));
   auto made = std::make_shared<Sizes>();
   for (ObjectInfo& object : all.objects) made->emplace(std::move(object.key), object.size_bytes);
-  sizes_ = std::move(made);
-  return sizes_;
+  const std::lock_guard lock(mutex_);
+  // Whoever has asked to forget what is known wants a list that began later.
+  if (changes == changes_) sizes_ = made;
+  return std::shared_ptr<const Sizes>(std::move(made));
 }
 
 void ObjectListing::forget() {
   const std::lock_guard lock(mutex_);
   sizes_.reset();
+  ++changes_;
 }
 
 Result<std::optional<FileStatus>> ObjectListing::find(const std::string& key) {
@@ -83,6 +94,7 @@ Status ObjectListing::learn(std::string_view text) {
   }
   const std::lock_guard lock(mutex_);
   sizes_ = std::move(learnt);
+  ++changes_;
   return {};
 }
 

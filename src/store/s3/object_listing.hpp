@@ -40,8 +40,10 @@ class ObjectListing {
 
   ObjectClient& client_;
   const std::string root_key_;
-  std::mutex mutex_;
-  std::shared_ptr<const Sizes> sizes_;  // guarded by mutex_; null: to be made
+  std::mutex listing_;  // held by whoever asks the store, so that one list serves all who ask; taken before mutex_
+  std::mutex mutex_;    // guards what follows; never held while the store is asked
+  std::shared_ptr<const Sizes> sizes_;  // null: to be made
+  std::uint64_t changes_ = 0;           // forget() and learn() so far
 };
 
 // The first part of a key behind a prefix of this length: a file, or a directory if more follows.
