@@ -2,10 +2,10 @@
 
     python bench/dlio_run.py --dlio build/dlio [--quick] [--json FILE]
 
-The checkpoint has the shape of a Llama with 12 layers, shrunk (--mib per rank). The ways take turns (ABBA), and so do raw
-writes of the same bytes with O_DIRECT: two processes, 8 MiB at a time from huge pages, 8 at the same time, one fdatasync.
-DLIO's own mechanism does not sync, so its figure is the time until the page cache has the bytes. "synced" is the same
-with one fsync per file. The first checkpoint of each process, which makes buffers, is left out.
+The checkpoint has the shape of a Llama with 12 layers, shrunk (--mib per rank). The ways take turns (ABBA), and so do
+raw writes of the same bytes with O_DIRECT: two processes, 8 MiB at a time from huge pages, 8 at the same time, one
+fdatasync. DLIO's own mechanism does not sync, so its figure is the time until the page cache has the bytes. "synced" is
+the same with one fsync per file. The first checkpoint of each process, which makes buffers, is left out.
 
 Each round compares medians of the same number of checkpoints and raw writes. The figure is the median of the rounds'
 ratios, with the least and the greatest of them (with 5 rounds, a 94 % interval).
