@@ -26,6 +26,14 @@ def listed(globs: Any) -> Any:
     return globs if globs is None or isinstance(globs, (str, bool)) or not isinstance(globs, Iterable) else list(globs)
 
 
+def seconds_or(default: float, value: Any) -> float:
+    """The value as a number. What is not one gets the default here: the engine refuses it, and says what it takes."""
+    try:
+        return default if value is None else float(value)
+    except (TypeError, ValueError):
+        return default
+
+
 def option_text(name: str, value: Any) -> str:
     """The value of an option in the form that the engine's tables take."""
     if isinstance(value, bool):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 from . import _core, lifecycle
-from .arguments import listed, option_text, whole
+from .arguments import listed, option_text, seconds_or, whole
 from .errors import BusyError, UsageError
 from .integrations.loaders import RandomStates
 from .last_step import LastStep
@@ -151,7 +151,7 @@ class Checkpointer:
                 given,
                 allow_pickle=self._allow_pickle,
                 raise_errors=on_error == "raise",
-                stall_timeout=60.0 if stall_timeout is None else float(stall_timeout),
+                stall_timeout=seconds_or(60.0, stall_timeout),
                 store=ranks.store,
                 tiers=places.lower,
             )
@@ -216,8 +216,8 @@ class Checkpointer:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the signal of ``save_on_signal`` has come, to this rank or (since the last ``save``) to another."""
-        return self._signals is not None and self._signals.requested
+        """Whether the signal of ``save_on_signal`` has come and the last ``save`` is over, so that the loop may end."""
+        return self._signals is not None and self._signals.stopped
 
     def prepare(self, state: Mapping[Any, Any], *, wait: bool = False) -> None:
         """Make the pool for ``state`` in the background, before the first ``save`` needs it.

@@ -100,6 +100,11 @@ class SignalSaver:
     def _seconds_left(self) -> float:
         return max(_LEAST_SECONDS, self._deadline - time.monotonic())
 
+    @property
+    def stopped(self) -> bool:
+        """A loop that asks between the signal and the next save must not end: that save is the last one."""
+        return self.requested and self._ended
+
     # Saves
 
     def due(self, step: int) -> bool:

@@ -127,6 +127,8 @@ def find_places(
 def _staged(lower: list[Tier], every: int, node_local: bool) -> Places:
     """Only an object store was given. Checkpoints are written to a directory, and stay there until they are copied."""
     location = str(lower[0].location)
+    if not re.match("s3://[^/]", location):
+        raise UsageError(f"'{location}' names no bucket; give s3://bucket/prefix")
     return Places(staging_directory(location), lower, every, 1, None, bool(node_local), location)
 
 
@@ -204,7 +206,7 @@ def directory(path: Any) -> str:
         raise UsageError(f"path is {an(type(path).__name__)}; give the directory as a text or a pathlib.Path") from None
     if not text:
         raise UsageError("path is empty; give a directory such as 'runs/gpt'")
-    if "://" in text:
+    if "://" in text or text.startswith("s3:/"):
         raise UsageError(f"'{text}' is neither a directory nor s3://bucket/prefix")
     return os.path.abspath(os.path.expanduser(text))  # a later chdir() must not move it
 

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -129,6 +131,11 @@ int run_copy(const CopyArguments& arguments) {
   const auto buffer_bytes = parse_bytes(arguments.buffer);
   if (!buffer_bytes) {
     print_error(buffer_bytes.error());
+    return kFailed;
+  }
+  std::error_code unknown;
+  if (location.directory == target || std::filesystem::equivalent(location.directory, target, unknown)) {
+    print_error("SRC and DST are the same place", "choose another DST");
     return kFailed;
   }
   if (arguments.all && location.step) {

@@ -57,6 +57,26 @@ def test_the_next_save_is_committed_and_the_process_ends_as_chosen(path: Path, t
     assert sw.open(path)["w"][0] == 7
 
 
+@pytest.mark.parametrize("then", ["signal", "return"])
+def test_a_loop_that_asks_between_the_signal_and_the_next_save_still_saves(path: Path, then: str) -> None:
+    code, _, err = outcome(
+        f"""
+    ckpt.save_on_signal(within=600, then="{then}")
+    for step in range(1, 1000):
+        w += 1
+        ckpt.save(step, {{"w": w}})
+        if step == 7:
+            hit()  # during an evaluation
+        if ckpt.stop_requested:
+            break
+    ckpt.close()
+    """,
+        path,
+    )
+    assert code == {"signal": -signal.SIGTERM, "return": 0}[then], err
+    assert steps(path) == [8]
+
+
 def test_a_signal_inside_save_ends_that_step(path: Path) -> None:
     code, _, err = outcome(
         """
@@ -179,7 +199,7 @@ def test_ranks_agree_on_the_last_step(path: Path, hit: int) -> None:
             if (rank, step) in {{0: [(0, 4)], 1: [(1, 4)], 2: [(1, 4), (2, 5)]}}[{hit}]:
                 os.kill(os.getpid(), signal.SIGTERM)
             ckpt.save(step, {{"w": torch.full((3,), step)}})
-            if ckpt.stop_requested and ckpt.steps():
+            if ckpt.stop_requested:
                 break
         print(f"{{rank}} ended at {{step}}, {{ckpt.steps()}}")
         ckpt.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,19 @@ def test_an_object_store_as_the_first_tier_keeps_what_the_run_keeps() -> None:
     assert places(keep=10) == [(10, 100)]
     with pytest.raises(sw.UsageError, match="keep_every is given twice: 7, and 100 of the first tier"):
         places(keep_every=7)
+
+
+@pytest.mark.parametrize("location", ["s3:/bucket/run", "s3:/", "s3://", "s3:///run"])
+def test_a_misspelt_object_store_does_not_become_a_directory(location: str, tmp_path: Path) -> None:
+    with pytest.raises((sw.UsageError, sw.Error), match=re.escape(location)):
+        sw.Checkpointer(location)
+    with pytest.raises((sw.UsageError, sw.Error), match="s3:/"):
+        sw.Checkpointer(tmp_path / "run", tiers=[location])
+
+
+def test_time_outs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(sw.UsageError, match="stall_timeout"):
+        sw.Checkpointer(tmp_path / "run", stall_timeout="5m")  # type: ignore[arg-type]
 
 
 def test_an_options_file_has_arguments_of_python_too(tmp_path: Path) -> None:
