@@ -31,12 +31,12 @@ from .errors import (
     UnsupportedError,
     UsageError,
 )
+from .in_flight import Failure
 from .metadata import Best
 from .ranks.sharding import Replicated, Shard
 from .reader import Reader, load, open
 from .restore.report import RestoreReport
 from .rng import Rng
-from .session import Failure
 from .snapshot import Progress, Snapshot, SnapshotStats
 from .tiers import Tier
 

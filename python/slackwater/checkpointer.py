@@ -15,6 +15,7 @@ from typing import Any, Literal
 from . import _core, lifecycle
 from .arguments import listed, option_text, seconds_or, whole
 from .errors import BusyError, UsageError
+from .in_flight import Failure
 from .integrations.loaders import RandomStates
 from .last_step import LastStep
 from .memory_tier import keeper_program
@@ -26,7 +27,7 @@ from .restore.rename import Renaming
 from .restore.report import RestoreReport
 from .restore.restore_plan import RestorePlan
 from .restore.restorer import Restorer
-from .session import Failure, Session
+from .session import Session
 from .signals import SignalSaver, Then, save_on_signal
 from .snapshot import Level, Snapshot
 from .state.names import Pattern, an

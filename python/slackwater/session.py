@@ -7,16 +7,16 @@ passes the engine's log lines to Python's logging. Engine threads never take the
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from . import _core, lifecycle
 from .errors import ClosedError, Error, TimeoutError
+from .in_flight import Failure, InFlight
 from .integrations.fence_hooks import FencedMethods, register_step_hook
 from .integrations.streams import producers, stream_pairs
 from .ranks.sharding import RankInfo
@@ -28,16 +28,6 @@ from .tiers import Tier
 from .watch import SaveWatch
 
 logger = logging.getLogger("slackwater")
-
-_FAILURES_KEPT = 1_000
-_TIDY_SECONDS = 1.0
-
-
-class Failure(NamedTuple):
-    """A step that ``save`` accepted but that was not checkpointed, and why."""
-
-    step: int
-    error: Error
 
 
 class Session:
@@ -70,10 +60,7 @@ class Session:
         self._watch = SaveWatch()
         self._raise_errors = raise_errors
         self._arriving: Snapshot | None = None  # the engine is accepting it now; only the saving thread changes it
-        self._in_flight: list[Snapshot] = []  # oldest first; belongs to the saving thread
-        self._newest: Snapshot | None = None  # the last one that the engine accepted
-        self._failures: list[Failure] = []  # of snapshots that are no longer in flight
-        self._unsettled: dict[Snapshot, None] = {}  # not settled yet; every change is one atomic operation
+        self._in_flight = InFlight()
         self._remove_hook: Callable[[], None] | None = None
         self._draining = threading.Lock()
         self._closing = threading.RLock()  # held by close(); a signal handler may call it again on the same thread
@@ -104,7 +91,9 @@ class Session:
         """``capturer``: for a caller whose states take turns, each with one of its own."""
         self.check_open()
         self._join_in_flight(self._arriving)  # a snapshot whose save() was interrupted
-        self._forget_finished()
+        failed = self._in_flight.forget_finished()
+        if failed is not None and self._raise_errors:
+            raise failed
         if not self._settler.started:
             self.fence()  # nobody else settles the snapshots in flight, and the engine may wait for that
         start = time.perf_counter()
@@ -139,7 +128,7 @@ class Session:
             self._arriving = None
             if self.closed:  # close() was called during this save
                 self._remove_step_hook()
-                self.settle_all()  # close() may wait for this step, and the settler may be gone
+                self._in_flight.settle_all()  # close() may wait for this step, and the settler may be gone
         self.drain_log()
         self._watch.check(step, state, capture.optimizers, self.optimizer_steps)
         return snapshot if snapshot._arrived else None
@@ -171,54 +160,29 @@ class Session:
         """
         if snapshot is None or not snapshot._arrived:
             return
-        if snapshot not in self._in_flight:
-            self._in_flight.append(snapshot)
-        self._newest = snapshot
-        self._unsettled[snapshot] = None
+        self._in_flight.add(snapshot)
         self._settler.wake()
-
-    def _forget_finished(self) -> None:
-        failed = None
-        remaining = []
-        for snapshot in self._in_flight:
-            if not snapshot._finished:
-                remaining.append(snapshot)
-                continue
-            if (error := snapshot.error) is not None:
-                self._failures = [*self._failures, Failure(snapshot.step, error)][-_FAILURES_KEPT:]
-                failed = failed or error
-        self._in_flight = remaining
-        if failed is not None and self._raise_errors:
-            raise failed
 
     def forget_failures(self) -> None:
         """Keeps the next save() from raising the failures so far."""
-        with contextlib.suppress(Error):
-            self._forget_finished()
+        self._in_flight.forget_finished()
 
     @property
     def failures(self) -> list[Failure]:
-        in_flight = [(snapshot.step, snapshot.error) for snapshot in self._in_flight]
-        return self._failures + [Failure(step, error) for step, error in in_flight if error is not None]
+        return self._in_flight.failures
 
     # Fences
 
     def fence(self, streams: Iterable[Any] | None = None, *, host: bool = False) -> None:
         chosen = None if streams is None else stream_pairs(streams)
-        self._fence_each(lambda snapshot: snapshot.fence(chosen, host=host))
-
-    def _fence_each(self, fence: Callable[[Snapshot], None]) -> None:
-        for snapshot in list(self._unsettled):
-            fence(snapshot)
-            if not snapshot._to_fence:
-                self._unsettled.pop(snapshot, None)
+        self._in_flight.fence_each(lambda snapshot: snapshot.fence(chosen, host=host))
 
     def fence_quietly(self) -> None:
         """For hooks: never raises, so that training goes on."""
-        if self.ownership.disowned or not self._unsettled:
+        if self.ownership.disowned or self._in_flight.all_settled:
             return
         try:
-            self._fence_each(Snapshot._fence_step)
+            self._in_flight.fence_each(Snapshot._fence_step)
         except Exception:
             logger.exception("the fence failed; the snapshots in flight may be lost, training goes on")
 
@@ -226,35 +190,15 @@ class Session:
 
     def wait(self, level: Level, timeout: float | None) -> None:
         self.check_open()
-        left = self._wait_in_flight(level, timeout)
+        left = self._in_flight.wait(level, timeout)
         self.drain_log()
         self.engine.wait(level, left)  # does not wait any more; raises an error that was not reported yet
 
     def wait_copied(self, timeout: float | None) -> None:
         self.check_open()
-        left = self._wait_in_flight("committed", timeout)
+        left = self._in_flight.wait("committed", timeout)
         self.drain_log()
         self.engine.wait_copied(left)
-
-    def _wait_in_flight(self, level: Level, timeout: float | None) -> float | None:
-        """Waits until each has reached the level or failed. A TimeoutError names what is missing.
-
-        Returns the time left for the engine to clean up, which is never quite 0.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        for snapshot in list(self._in_flight):
-            try:
-                snapshot.wait(level, None if deadline is None else max(0.0, deadline - time.monotonic()))
-            except Error:
-                if not snapshot._core.progress().failed:
-                    raise
-        return None if deadline is None else max(_TIDY_SECONDS, deadline - time.monotonic())
-
-    def settle_all(self) -> None:
-        for snapshot in list(self._unsettled):
-            snapshot._core.wait_released()
-            snapshot._settle()
-            self._unsettled.pop(snapshot, None)
 
     # Closing
 
@@ -276,7 +220,7 @@ class Session:
     def _close(self, timeout: float | None) -> None:
         self._join_in_flight(self._arriving)
         try:
-            left = self._wait_in_flight("committed", timeout)
+            left = self._in_flight.wait("committed", timeout)
         except TimeoutError:
             left = 0.0
         except BaseException as interrupt:  # Ctrl-C: give up what is in flight
@@ -298,7 +242,7 @@ class Session:
             raise
         except Error as error:
             # A run whose newest step is safe has ended well. Earlier steps that failed are in the log.
-            newest = self._newest
+            newest = self._in_flight.newest
             if newest is None or newest._core.progress().level != "committed":
                 raise
             lost = ", ".join(str(failure.step) for failure in self.failures[-10:])
@@ -349,7 +293,7 @@ class Session:
     # The settler thread
 
     def _settle_in_background(self) -> None:
-        self.settle_all()
+        self._in_flight.settle_all()
         self.drain_log()
 
     def drain_log(self) -> None:

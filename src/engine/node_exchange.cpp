@@ -44,7 +44,7 @@ Result<Json> own_files(FileSystem& fs, const std::string& root) {
 Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others) {
   const Options& options = shared.options;
   const bool leads =
-      shared.versions.exclusive([&](VersionStore& store) { return options.rank == 0 || store.lead_node(); });
+      shared.versions.exclusive([&](VersionStore& store) { return options.rank == 0 || store.attempt().lead_node(); });
   Json files = Json::object();
   if (leads) {
     SW_ASSIGN(files, own_files(*shared.fs, options.path));
@@ -92,7 +92,7 @@ Status settle_node(EngineShared& shared, FileSystem& all, const VersionName& ver
   SW_ASSIGN(const std::string manifest, read_listed(all, directory, kManifestName, kMaxManifestBytes));
   const auto index = read_listed(all, directory, kIndexName, kMaxSentIndexBytes);
   return shared.versions.exclusive([&](VersionStore& store) -> Status {
-    SW_TRY(store.place_attempt(attempt));
+    SW_TRY(store.attempt().place(attempt));
     return store.place_decision(version, manifest, index.value_or(""));
   });
 }

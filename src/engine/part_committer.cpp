@@ -61,7 +61,7 @@ Result<PartPlace> PartCommitter::Impl::begin(std::uint64_t step, std::uint32_t w
   std::vector<std::string> members(world);
   std::ranges::generate(members, random_id);
   SW_ASSIGN(const Attempt attempt,
-            store->claim(run_name, std::move(adopted), std::move(members), catalog.set_aside(), {.keep = 1}));
+            store->attempt().claim(run_name, std::move(adopted), std::move(members), catalog.set_aside(), {.keep = 1}));
   SW_TRY(store->make_version(step));
   begun = {.root = store->root(),
            .run = attempt.run,

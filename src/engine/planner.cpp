@@ -159,8 +159,9 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
       if (protocol_ != nullptr && !protocol_->is_rank_0()) return accept(versions, job.name.attempt, attempt_text);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
-      return versions.claim(options_.run_name, std::move(start.adopted), std::move(members), std::move(start.set_aside),
-                            shared_.retention, std::max(below.newest_attempt, shared_.newest_attempt_seen.load()));
+      return versions.attempt().claim(options_.run_name, std::move(start.adopted), std::move(members),
+                                      std::move(start.set_aside), shared_.retention,
+                                      std::max(below.newest_attempt, shared_.newest_attempt_seen.load()));
     });
   }
   // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
@@ -208,9 +209,9 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
 // On the other ranks. If this node has a directory of its own, the attempt that rank 0 sent is placed there first, and
 // one rank of the node deletes there from now on.
 Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text) {
-  if (!text.empty()) SW_TRY(versions.place_attempt(text));
-  SW_ASSIGN(Attempt attempt, versions.accept(number, options_.rank, protocol_->id()));
-  if (options_.node_local && versions.lead_node()) {
+  if (!text.empty()) SW_TRY(versions.attempt().place(text));
+  SW_ASSIGN(Attempt attempt, versions.attempt().accept(number, options_.rank, protocol_->id()));
+  if (options_.node_local && versions.attempt().lead_node()) {
     cleaner_.begin_deleting();
     shared_.leads_node = true;
   }

@@ -112,7 +112,7 @@ Result<Manifest> flush_version(FileSystem& fs, const Clock& clock, const std::st
   // later attempt went on from stays in memory: nobody can commit it any more under its own attempt.
   SW_ASSIGN(const auto store, VersionStore::open(fs, clock, root, log, VersionStore::Role::kMember));
   SW_TRY(check_newest_attempt(fs, root, name.attempt));
-  SW_TRY(store->accept(name.attempt, 0, member));
+  SW_TRY(store->attempt().accept(name.attempt, 0, member));
   auto decided = read_manifest(fs, root, name);
   if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
   if (decided || decided.error().kind != ErrorKind::kNotFound) return decided;

@@ -78,7 +78,7 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
     SW_ASSIGN(followed, attempt_on_tier(attempt, inventory, {&work_.tier.fs(), work_.tier.root()},
                                         {&work_.local, work_.local_root}, continued));
   }
-  SW_TRY(store_->follow(followed));
+  SW_TRY(store_->attempt().follow(followed));
   attempt_ = attempt.number;
   SW_ASSIGN(const std::set<VersionName> unfinished, drop_finished());
   cleaner_.begin_attempt(*store_, attempt_, unfinished);

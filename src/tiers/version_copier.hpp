@@ -5,7 +5,7 @@
 // A record vouches for files that were there once. A clean-up, or a power cut, may have taken them since, so nothing is
 // published before one list of the version has shown all of them.
 // Several processes may copy parts of one version at the same time, or the same part twice: all of them write the same
-// bytes. The target must have a claimed attempt that is at least as new as the version (VersionStore::follow()).
+// bytes. The target must have a claimed attempt that is at least as new as the version (RunAttempt::follow()).
 // Owned by a promoter, a repair, or a verb of the CLI. Thread rule: one thread at a time.
 // Lifetime: both FileSystems outlive it.
 #pragma once

@@ -72,6 +72,10 @@ struct RunState {
     newest_known = attempt = claimed.number;
     alone = claimed.world == 1;
   }
+  void add_own_copies(const std::set<VersionName>& versions) {
+    if (!own_copies) own_copies.emplace();
+    own_copies->insert(versions.begin(), versions.end());
+  }
 };
 enum class Need : std::uint8_t {
   kRoutine,  // the usual clean-up after a commit

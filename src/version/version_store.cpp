@@ -8,8 +8,6 @@
 
 #include "base/result.hpp"
 #include "os/durable.hpp"
-#include "os/posix_lock.hpp"
-#include "version/attempt_files.hpp"
 #include "version/pins.hpp"
 
 namespace slackwater {
@@ -47,11 +45,10 @@ Result<bool> make_tier_directory(FileSystem& fs, const std::string& path) {
 VersionStore::VersionStore(FileSystem& fs, const Clock& clock, std::string root, Log log,
                            std::optional<RankFiles> files)
     : fs_(fs),
-      clock_(clock),
       root_(std::move(root)),
-      log_(std::move(log)),
       files_(files),
-      cleaner_(fs, clock, root_, log_, cache_, run_) {}
+      cleaner_(fs, clock, root_, log, cache_, run_),
+      attempt_(fs, clock, root_, std::move(log), cache_, run_, cleaner_) {}
 
 Result<std::unique_ptr<VersionStore>> VersionStore::open(FileSystem& fs, const Clock& clock, std::string root, Log log,
                                                          Role role, std::optional<RankFiles> files) {
@@ -66,19 +63,7 @@ Status VersionStore::prepare(Role role) {
   SW_ASSIGN(const bool made_root, make_tier_directory(fs_, root_));
   SW_TRY(make_tier_directory(fs_, control_path(root_)));
   SW_TRY(check_control_directory(fs_, root_));
-  // The lock only gives an early error. What really keeps two runs apart is the attempt, so a file system without locks
-  // will do.
-  if (role == Role::kLeader) {
-    auto lock = fs_.try_lock(lock_path(root_));
-    if (!lock && !locks_unknown(lock.error())) return fail(std::move(lock).error());
-    if (lock) {
-      lock_ = std::move(*lock);
-    } else {
-      log_.warn(
-          "this file system has no locks, so a second run on this directory is noticed only at its first save: {}",
-          root_);
-    }
-  }
+  if (role == Role::kLeader) SW_TRY(attempt_.take_lock());
   // A name survives a power cut only after its directory was synced. Sync always, not only if we made it: the run that
   // made it may have died before its sync. A parent that we did not make may not even be readable for us, so its error
   // does not count then.
@@ -92,137 +77,7 @@ Status VersionStore::prepare(Role role) {
   return {};
 }
 
-// The attempt: claimed by rank 0, accepted by the others.
-
-Result<Attempt> VersionStore::claim(const std::string& run_name, std::vector<VersionName> adopted,
-                                    std::vector<std::string> members, std::vector<SetAside> set_aside,
-                                    const RetentionPolicy& policy, std::uint32_t above) {
-  if (members.empty()) members.push_back(random_id());
-  Attempt attempt{.number = 0,
-                  .run = random_id(),
-                  .run_name = run_name,
-                  .world = static_cast<std::uint32_t>(members.size()),
-                  .members = std::move(members),
-                  .adopted = std::move(adopted),
-                  .set_aside = std::move(set_aside),
-                  .created_unix_ms = clock_.wall_unix_ms()};
-  std::ranges::sort(attempt.adopted);
-
-  // The attempt file is the claim: whoever creates it exclusively owns the number, and every older run can see that it
-  // is over.
-  Status published = publish_attempt(fs_, root_, attempt, above);
-  if (!published && published.error().kind == ErrorKind::kNoSpace && lock_) {
-    // Debris of killed runs may be all that fills the disk, and nobody else will ever remove it. All attempts so far
-    // are over: whoever could still commit under one of them would hold the lock. Without the lock we cannot know.
-    SW_ASSIGN(const Catalog catalog, scan_cached());
-    const auto sweep = [&](const std::vector<Removal>& removals) {
-      if (const auto swept = cleaner_.remove_all(removals); !swept)
-        log_.warn("cannot remove what earlier runs left behind: {}", swept.error().to_string());
-      return publish_attempt(fs_, root_, attempt, above);
-    };
-    published = sweep(leftovers(catalog, Sweeper{.attempt = attempt.number}));
-    // Or a run was killed between a commit and the deletion that follows it. Then `keep` versions and one more fill the
-    // disk. The surplus one may go only if those that stay are certain to survive a power cut.
-    if (!published && published.error().kind == ErrorKind::kNoSpace && sync_adopted(attempt, policy))
-      published = sweep(surplus(catalog, attempt.adopted, policy));
-  }
-  if (!published) return fail(std::move(published).error());
-
-  rank_ = 0;
-  attempt_ = attempt;
-  run_.lock()->claim(attempt);
-  // If an adopted version cannot be synced, it is in doubt, and no other one is deleted because of it.
-  static_cast<void>(sync_adopted(attempt, policy));
-  remove_old_attempt_files(fs_, root_, attempt.number, lock_ != nullptr);
-  return attempt;
-}
-
-// A restore has read the adopted versions, and the run goes on from them. Each is as good as committed if a sync
-// succeeds now. That is tried for those in doubt, and for the newest `keep`: their writer may have been killed before
-// its own sync, and others will be deleted because these exist. One that cannot be synced is in doubt and replaces
-// nothing; removable() does not touch adopted ones. Returns false if any of them is in doubt.
-bool VersionStore::sync_adopted(const Attempt& attempt, const RetentionPolicy& policy) {
-  std::set<VersionName> unsure = run_.lock()->doubtful;
-  std::erase_if(unsure,
-                [&](const VersionName& version) { return !std::ranges::binary_search(attempt.adopted, version); });
-  bool sure = true;
-  // False: it is not here. A lower tier has it, and it counts there.
-  const auto sync = [&](const VersionName& version) {
-    const Status synced = fs_.sync_directory(version_path(root_, version));
-    if (!synced && synced.error().kind == ErrorKind::kNotFound) return false;
-    if (synced) {
-      run_.lock()->doubtful.erase(version);
-    } else {
-      run_.lock()->doubtful.insert(version);
-      sure = false;
-    }
-    return true;
-  };
-  for (const VersionName& version : unsure) static_cast<void>(sync(version));
-  std::uint64_t kept = 0;
-  for (auto version = attempt.adopted.rbegin(); version != attempt.adopted.rend() && kept < policy.keep; ++version)
-    if (unsure.contains(*version) || sync(*version)) ++kept;
-  return sure;
-}
-
-Status VersionStore::follow(const Attempt& attempt) {
-  SW_ASSIGN(const auto other, place_attempt_file(fs_, root_, attempt, serialize(attempt)));
-  if (other) {
-    return fail(ErrorKind::kAborted,
-                fmt::format("another run has used this tier (attempt {}, ours is {}); nothing more is copied there "
-                            "until this run is started again, which deletes nothing of either",
-                            *other, attempt.number),
-                root_);
-  }
-  rank_ = 0;
-  attempt_ = attempt;
-  run_.lock()->claim(attempt);
-  add_own_copies({});
-  remove_old_attempt_files(fs_, root_, attempt.number, lock_ != nullptr);
-  return {};
-}
-
-void VersionStore::add_own_copies(const std::set<VersionName>& versions) {
-  const auto run = run_.lock();
-  if (!run->own_copies) run->own_copies.emplace();
-  run->own_copies->insert(versions.begin(), versions.end());
-}
-
-Result<Attempt> VersionStore::accept(std::uint32_t number, std::uint32_t rank, const std::string& id) {
-  SW_ASSIGN(Attempt attempt, read_attempt(fs_, root_, number));
-  if (rank >= attempt.members.size() || attempt.members[rank] != id) {
-    return fail(
-        ErrorKind::kAborted,
-        fmt::format("attempt {} does not list this process as its rank {}; restart all ranks together", number, rank),
-        root_);
-  }
-  rank_ = rank;
-  attempt_ = attempt;
-  run_.lock()->claim(attempt);
-  return attempt;
-}
-
 // Copies of what rank 0 wrote, in the directory of another node.
-
-Status VersionStore::place_attempt(const std::string& text) {
-  SW_ASSIGN(const Attempt attempt, parse_attempt(text, control_path(root_)));
-  SW_ASSIGN(const auto other, place_attempt_file(fs_, root_, attempt, text));
-  if (!other) return {};
-  return fail(ErrorKind::kAborted,
-              fmt::format("this node has attempt {} of another run, and rank 0 claimed attempt {}; call restore() on "
-                          "all ranks before the first save, so that rank 0 learns of it",
-                          *other, attempt.number),
-              root_);
-}
-
-bool VersionStore::lead_node() {
-  if (lock_) return true;
-  auto lock = fs_.try_lock(lock_path(root_));
-  if (!lock) return false;
-  lock_ = std::move(*lock);
-  cleaner_.finish_interrupted();
-  return true;
-}
 
 Status VersionStore::place_decision(const VersionName& version, const std::string& manifest_text,
                                     const std::string& index_text) {
@@ -239,27 +94,15 @@ Status VersionStore::place_decision(const VersionName& version, const std::strin
   return placed;
 }
 
-Status VersionStore::check_claimed(std::uint32_t attempt) const {
-  if (attempt_ && attempt_->number == attempt) return {};
-  return fail(ErrorKind::kInternal,
-              fmt::format("cannot write a version of attempt {}: {}", attempt,
-                          attempt_ ? fmt::format("attempt {} is claimed", attempt_->number) : "no attempt is claimed"),
-              root_);
-}
-
-Status VersionStore::check_newest() const {
-  const std::uint32_t ours = run_.lock()->newest_known;  // copied: the check reads the disk, the lock is not held then
-  return check_newest_attempt(fs_, root_, ours);
-}
-
 // One version, in durability order:
 //   make_version -> [data files written and synced] -> write_record -> vote -> write_index (several ranks) -> decide
 // Each step is durable before the next one begins, so a manifest never refers to anything that a power cut can undo.
 
 Result<std::string> VersionStore::make_version(std::uint64_t step) {
-  if (!attempt_) return fail(ErrorKind::kInternal, "cannot make a version: no attempt is claimed", root_);
-  std::string path = version_path(root_, {step, attempt_->number});
-  if (attempt_->world > 1) {
+  const auto& attempt = attempt_.current();
+  if (!attempt) return fail(ErrorKind::kInternal, "cannot make a version: no attempt is claimed", root_);
+  std::string path = version_path(root_, {step, attempt->number});
+  if (attempt->world > 1) {
     SW_TRY(ensure_directory(fs_, path));  // whichever rank comes first makes it
   } else if (Status made = fs_.make_directory(path); !made) {
     Error error = std::move(made).error();
@@ -267,7 +110,7 @@ Result<std::string> VersionStore::make_version(std::uint64_t step) {
       error.message = fmt::format("step {} was already saved by this run", step);
     return fail(std::move(error));
   }
-  const std::string own = files_of(attempt_->world).directory(rank_);
+  const std::string own = files_of(attempt->world).directory(attempt_.rank());
   if (own.empty()) return path;
   const std::string subdirectory = fmt::format("{}/{}", path, own);
   Status made = fs_.make_directory(subdirectory);
@@ -277,10 +120,10 @@ Result<std::string> VersionStore::make_version(std::uint64_t step) {
 }
 
 Result<RecordReference> VersionStore::write_record(const Record& record, const std::string& index_text) {
-  SW_TRY(check_claimed(record.identity.attempt));
+  SW_TRY(attempt_.check_current(record.identity.attempt));
   auto written = write_record_files(fs_, root_, files_of(record.identity.world), record, index_text);
   // A newer attempt removes what an older one has not decided. If that is why the directory is gone, say so.
-  if (!written && written.error().kind == ErrorKind::kNotFound) SW_TRY(check_newest());
+  if (!written && written.error().kind == ErrorKind::kNotFound) SW_TRY(attempt_.check_newest());
   return written;
 }
 
@@ -315,7 +158,7 @@ Result<RecordReference> VersionStore::write_record_files(FileSystem& fs, const s
 }
 
 Status VersionStore::write_index(const VersionName& version, const std::string& index_text) {
-  SW_TRY(check_claimed(version.attempt));
+  SW_TRY(attempt_.check_current(version.attempt));
   const std::string directory = version_path(root_, version);
   const std::string path = fmt::format("{}/{}", directory, kIndexName);
   SW_TRY(write_durably(fs_, path, index_text));
@@ -326,14 +169,14 @@ Status VersionStore::write_index(const VersionName& version, const std::string& 
 }
 
 Result<Manifest> VersionStore::decide(Manifest manifest) {
-  SW_TRY(check_claimed(manifest.attempt));
+  SW_TRY(attempt_.check_current(manifest.attempt));
   const VersionName version{manifest.step, manifest.attempt};
   const bool commit = manifest.decision == Decision::kCommit;
 
   // A run that is over must not commit: the newer run has not adopted this version, and never will. (An abort can do no
   // harm.)
   if (commit) {
-    SW_TRY(check_newest());
+    SW_TRY(attempt_.check_newest());
     manifest.files = files_of(manifest.world);
     if (manifest.files != RankFiles{}) manifest.required_features.emplace_back(kSubdirectoriesFeature);
   }
@@ -360,7 +203,7 @@ Result<Manifest> VersionStore::decide(Manifest manifest) {
 
   // Another run may have taken over between the check above and the decision. It has not adopted this version, so the
   // commit is void and must not be reported as safe. If nobody can tell, it must not be reported either.
-  if (Status newest = manifest.decision == Decision::kCommit ? check_newest() : Status(); !newest) {
+  if (Status newest = manifest.decision == Decision::kCommit ? attempt_.check_newest() : Status(); !newest) {
     Error error = std::move(newest).error();
     if (error.kind != ErrorKind::kAborted) {
       error.kind = ErrorKind::kInDoubt;
@@ -392,7 +235,7 @@ Result<Manifest> VersionStore::follow_existing_decision(const VersionName& versi
 Status VersionStore::pin(const VersionName& version) { return pin_version(fs_, root_, version); }
 
 Status VersionStore::pin_ahead(const VersionName& version) {
-  SW_TRY(check_claimed(version.attempt));
+  SW_TRY(attempt_.check_current(version.attempt));
   return pin_ahead_of_commit(fs_, root_, version);
 }
 
@@ -403,7 +246,8 @@ Status VersionStore::remove(const VersionName& version, const std::string& why) 
 }
 
 Status VersionStore::discard(const VersionName& version, std::uint32_t rank) {
-  return cleaner_.discard(version, attempt_ ? files_of(attempt_->world).directory(rank) : std::string(), rank);
+  const auto& attempt = attempt_.current();
+  return cleaner_.discard(version, attempt ? files_of(attempt->world).directory(rank) : std::string(), rank);
 }
 
 Result<std::vector<VersionInfo>> VersionStore::clean_up(const RetentionPolicy& policy, Need need) {

@@ -1,8 +1,9 @@
-// VersionStore: one tier directory as its writer sees it: lock, attempt, version directories, records, the decision.
-// Deletion is delegated to VersionCleaner. The durability order beyond a single file is in version_store.cpp, with the
-// reason for each step; os/durable.hpp has the order for the files themselves.
+// VersionStore: one tier directory as its writer sees it: version directories, records, the decision. RunAttempt has
+// the lock and the attempt under which this run writes. Deletion is delegated to VersionCleaner. The durability order
+// beyond a single file is in version_store.cpp, with the reason for each step; os/durable.hpp has the order for the
+// files themselves.
 // Owned by VersionStoreAccess. Lifetime: FileSystem and Clock outlive it. The lock is held from open() to destruction.
-// Thread rule: one thread at a time. sw-plan calls claim() and accept(), sw-commit calls the rest, and the trainer's
+// Thread rule: one thread at a time. sw-plan claims or accepts the attempt, sw-commit calls the rest, and the trainer's
 // thread lists versions for a restore. Except: make_version(), scan(), clean_up(), remove() and pin() may run at the
 // same time as the calls of sw-commit.
 #pragma once
@@ -23,6 +24,7 @@
 #include "version/index.hpp"
 #include "version/record.hpp"
 #include "version/retention.hpp"
+#include "version/run_attempt.hpp"
 #include "version/version_cleaner.hpp"
 
 namespace slackwater {
@@ -45,33 +47,13 @@ class VersionStore {
   // Reads only manifests that are new to this store. For rank 0, which alone deletes.
   [[nodiscard]] Result<Catalog> scan_cached() { return scan_catalog(fs_, root_, &cache_); }
 
-  // Claims the next attempt number and adopts `adopted`. If another run takes the number first, tries the one after it.
-  // May be called again: after a rollback, the run goes on under a new attempt. Also removes old attempt files, and
-  // what crashes left behind in .slackwater. If the disk is full, deletes to make room for the claim: first undecided
-  // versions of earlier attempts (whoever holds the lock knows that nobody can commit them any more), then adopted ones
-  // beyond `policy`.
-  // `members`: an id for each rank; empty means one rank. `set_aside`: versions to keep although they are not live.
-  // `above`: the newest attempt of the lower tiers; the number is higher, so that it is the same on all tiers.
-  [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
-                                      std::vector<std::string> members = {}, std::vector<SetAside> set_aside = {},
-                                      const RetentionPolicy& policy = {.keep = 0}, std::uint32_t above = 0);
-  // For a lower tier: goes on under the attempt that was claimed on tier 0. Publishes its file here, with the versions
-  // that only this tier has added to `adopted`. kAborted: another run has taken that number or a newer one.
-  [[nodiscard]] Status follow(const Attempt& attempt);
+  // The lock, and the attempt under which this run writes here.
+  [[nodiscard]] RunAttempt& attempt() { return attempt_; }
   // For a lower tier: this run copies these here, or found them without a manifest when it started. Nobody else may
   // remove them, and this run removes no other copies (retention.hpp).
-  void add_own_copies(const std::set<VersionName>& versions);
-  // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
-  [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
-
-  // For ranks whose directory is not that of rank 0 (Options::node_local). All of them may be called by several ranks
-  // of a node, with the same text.
-  // Places the attempt file that rank 0 sent. kAborted: this directory has a newer attempt, or another one of that
-  // number.
-  [[nodiscard]] Status place_attempt(const std::string& text);
-  // Takes the lock, if nobody has it: one rank of each node deletes there. True: this one.
-  [[nodiscard]] bool lead_node();
-  // Places what rank 0 decided. The index is left out if its text is empty.
+  void add_own_copies(const std::set<VersionName>& versions) { run_.lock()->add_own_copies(versions); }
+  // For ranks whose directory is not that of rank 0 (Options::node_local): places what rank 0 decided. The index is
+  // left out if its text is empty. May be called by several ranks of a node, with the same text.
   [[nodiscard]] Status place_decision(const VersionName& version, const std::string& manifest_text,
                                       const std::string& index_text);
 
@@ -95,8 +77,8 @@ class VersionStore {
   // attempt has been claimed, so this run may not commit.
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 
-  // Removes one version, pinned or not. kAborted if there is a newer attempt than ours (before claim(): than the newest
-  // that open() found).
+  // Removes one version, pinned or not. kAborted if there is a newer attempt than ours (before one is claimed: than
+  // the newest that open() found).
   [[nodiscard]] Status remove(const VersionName& version, const std::string& why);
 
   // Frees the space of one rank's files in a version of this attempt that was given up. Leaves them if there is a
@@ -121,28 +103,19 @@ class VersionStore {
   VersionStore(FileSystem& fs, const Clock& clock, std::string root, Log log, std::optional<RankFiles> files);
   [[nodiscard]] Status prepare(Role role);
   [[nodiscard]] RankFiles files_of(std::uint32_t world) const { return files_.value_or(RankFiles::of_world(world)); }
-  [[nodiscard]] Status check_claimed(std::uint32_t attempt) const;
-  [[nodiscard]] Status check_newest() const;
-  [[nodiscard]] bool sync_adopted(const Attempt& attempt, const RetentionPolicy& policy);
   [[nodiscard]] Result<Manifest> follow_existing_decision(const VersionName& version);
 
   // Constant after construction.
   FileSystem& fs_;
-  const Clock& clock_;
   const std::string root_;
-  const Log log_;
   const std::optional<RankFiles> files_;
-
-  std::unique_ptr<FileLock> lock_;  // constant after open(), or lead_node()
-
-  // Changed only by claim() and accept().
-  std::optional<Attempt> attempt_;
-  std::uint32_t rank_ = 0;
 
   // Thread-safe.
   ManifestCache cache_;
   Guarded<RunState> run_;
   VersionCleaner cleaner_;
+
+  RunAttempt attempt_;
 };
 
 }  // namespace slackwater

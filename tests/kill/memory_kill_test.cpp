@@ -222,7 +222,7 @@ TEST_F(MemoryKillTest, AStepOfAnOlderRunIsNotRestoredFromMemory) {
     const SystemClock clock;
     auto other = VersionStore::open(*fs, clock, run(), Log(), VersionStore::Role::kMember);
     ASSERT_TRUE(other.has_value());
-    ASSERT_TRUE((*other)->claim("other", {}).has_value());
+    ASSERT_TRUE((*other)->attempt().claim("other", {}).has_value());
   }
   EXPECT_EQ(restart(), 0u);
 }

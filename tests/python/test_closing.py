@@ -299,13 +299,13 @@ def test_second_close_ends_with_the_first(make: Make, path: Path, monkeypatch: p
     monkeypatch.setattr(sw.Snapshot, "_settle", lambda self: None)  # unsealed, it never commits
     snapshot = ckpt.save(1, {"t": torch.ones(3)})
     assert snapshot is not None
-    wait, begun = ckpt._session._wait_in_flight, threading.Event()
+    wait, begun = ckpt._session._in_flight.wait, threading.Event()
 
     def announced(*arguments: Any) -> float | None:
         begun.set()
         return wait(*arguments)
 
-    monkeypatch.setattr(ckpt._session, "_wait_in_flight", announced)
+    monkeypatch.setattr(ckpt._session._in_flight, "wait", announced)
     closer = threading.Thread(target=ckpt.close)
     closer.start()
     begun.wait()
@@ -333,7 +333,7 @@ def test_ctrl_c_in_close_gives_up_and_a_second_close_has_nothing_to_do(
     def ctrl_c(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ckpt._session, "_wait_in_flight", ctrl_c)
+    monkeypatch.setattr(ckpt._session._in_flight, "wait", ctrl_c)
     with pytest.raises(KeyboardInterrupt) as interrupt:
         ckpt.close()
     assert "given up: step 2" in "".join(interrupt.value.__notes__)
@@ -346,7 +346,7 @@ def test_handler_that_closes_in_the_midst_of_close(make: Make, path: Path, monke
     """Two SIGTERMs: the second must not wait for the first, which it interrupts."""
     ckpt = make()
     ckpt.save(1, {"t": torch.ones(3)})
-    wait = ckpt._session._wait_in_flight
+    wait = ckpt._session._in_flight.wait
     calls = []
 
     def interrupted(*arguments: Any) -> float | None:
@@ -355,7 +355,7 @@ def test_handler_that_closes_in_the_midst_of_close(make: Make, path: Path, monke
             ckpt.close(timeout=60)
         return wait(*arguments)
 
-    monkeypatch.setattr(ckpt._session, "_wait_in_flight", interrupted)
+    monkeypatch.setattr(ckpt._session._in_flight, "wait", interrupted)
     ckpt.close(timeout=60)
     assert len(calls) == 2
     assert sw.open(path).step == 1

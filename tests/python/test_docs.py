@@ -281,14 +281,14 @@ def test_killed_block_of_the_guide_ends_with_the_same_bits(
 IN_FLIGHT = """
 import os, sys
 import slackwater as sw, torch
-from slackwater.session import Session
+from slackwater.in_flight import InFlight
 settle, sw.Snapshot._settle = sw.Snapshot._settle, lambda self: None  # unsealed, it stays in flight
-wait = Session._wait_in_flight
+wait = InFlight.wait
 def waits(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)  # the second one
     sw.Snapshot._settle = settle
     return wait(*arguments)
-Session._wait_in_flight = waits
+InFlight.wait = waits
 with sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB") as ckpt:
     ckpt.save(1, {"t": torch.ones(1000)})
     print("saved", flush=True)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import slackwater as sw
 import torch
+from slackwater.in_flight import InFlight
 from slackwater.session import Session
 from support import unsettled
 from torch import nn
@@ -246,11 +247,11 @@ def test_hook_never_raises(make: Make, monkeypatch: pytest.MonkeyPatch, caplog: 
     ckpt = make()
     train_once(model)
     ckpt.save(1, {"m": model})
-    ckpt._session._unsettled[object()] = None  # type: ignore[index]
+    ckpt._session._in_flight._unsettled[object()] = None  # type: ignore[index]
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "settle_all", lambda self: None)
+        patch.setattr(InFlight, "settle_all", lambda self: None)
         optim.step()
-    ckpt._session._unsettled.clear()
+    ckpt._session._in_flight._unsettled.clear()
     assert "the fence failed" in caplog.text
 
 

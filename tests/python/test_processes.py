@@ -155,16 +155,16 @@ def test_exception_at_the_end_of_the_program_commits_too(path: Path) -> None:
 
 ENDLESS = """
 import sys, numpy as np, slackwater as sw
-from slackwater.session import Session
+from slackwater.in_flight import InFlight
 settle, sw.Snapshot._settle = sw.Snapshot._settle, lambda self: None  # unsealed, it never commits
-wait = Session._wait_in_flight
+wait = InFlight.wait
 def announced(*arguments):  # the signal may come from here on, not before
-    Session._wait_in_flight = wait
+    InFlight.wait = wait
     print("waiting", flush=True)
     return wait(*arguments)
 ckpt = sw.Checkpointer(sys.argv[1], pool="2MiB", slab="1MiB")
 snapshot = ckpt.save(1, {"a": np.ones(1 << 16)})
-Session._wait_in_flight = announced
+InFlight.wait = announced
 try:
     getattr(ckpt, sys.argv[2])()
 except KeyboardInterrupt:

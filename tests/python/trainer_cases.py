@@ -328,11 +328,12 @@ def lightning_case(**options: Any) -> None:
 def spoil(*, fence: bool | None = None, early: bool = False) -> None:
     """``fence``: snapshots are settled at a fence or at the end, and not earlier, with or without the fence before the
     optimizer's step. ``early``: random states are set when the rest is restored, and not once more."""
+    from slackwater.in_flight import InFlight
     from slackwater.integrations.trainer_shared import LateRandom
     from slackwater.session import Session
 
     if fence is not None:
-        Session.settle_all = lambda self: None  # type: ignore[method-assign]
+        InFlight.settle_all = lambda self: None  # type: ignore[method-assign]
     if fence is False:
         Session.fence_quietly = lambda self: None  # type: ignore[method-assign]
     if early:

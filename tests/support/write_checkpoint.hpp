@@ -96,14 +96,14 @@ class CheckpointWriter {
     std::vector<VersionName> adopted;
     for (const VersionInfo& version : must(store_->scan()).live_versions())
       adopted.push_back({version.step, version.attempt});
-    attempt_ = must(store_->claim("test", std::move(adopted)));
+    attempt_ = must(store_->attempt().claim("test", std::move(adopted)));
   }
 
   // Claims an attempt that adopts just these.
   CheckpointWriter(std::string root, std::vector<VersionName> adopted, std::vector<SetAside> set_aside = {})
       : root_(std::move(root)) {
     store_ = must(VersionStore::open(*fs_, clock_, root_, Log([](LogLevel, std::string_view) {})));
-    attempt_ = must(store_->claim("test", std::move(adopted), {}, std::move(set_aside)));
+    attempt_ = must(store_->attempt().claim("test", std::move(adopted), {}, std::move(set_aside)));
   }
 
   // Commits the state; the path of its directory.

@@ -30,7 +30,7 @@ class RanksWriter {
       adopted.push_back({version.step, version.attempt});
     std::vector<std::string> members;
     for (std::uint32_t rank = 0; rank < world; ++rank) members.push_back(std::to_string(rank) + std::string(31, 'f'));
-    attempt_ = must(store_->claim("test", std::move(adopted), std::move(members)));
+    attempt_ = must(store_->attempt().claim("test", std::move(adopted), std::move(members)));
   }
 
   // Commits the states, one a rank; the path of their directory. `change` gets the index before it is written.

@@ -27,7 +27,8 @@ Result<std::uint64_t> ObjectFile::read_at(std::span<std::byte> into, std::uint64
   const std::uint64_t wanted = std::min<std::uint64_t>(into.size(), size_bytes_ - offset);
   Status read = fs_.client().read(key_, into.first(wanted), offset, size_bytes_);
   if (read) return wanted;
-  if (read.error().kind == ErrorKind::kNotFound) fs_.noticed_missing();
+  // It was there when its size was asked for, so the remembered list may be out of date.
+  if (read.error().kind == ErrorKind::kNotFound) fs_.refresh();
   return fail(std::move(read).error());
 }
 

@@ -38,6 +38,21 @@ void sort_entries(std::vector<DirectoryEntry>& entries) {
   entries.erase(same.begin(), same.end());
 }
 
+// What the store has under this name. nullopt: nothing. One list tells whether it is an object or a directory, unless
+// other names come between the two.
+Result<std::optional<FileStatus>> look_up(ObjectClient& client, const std::string& key) {
+  const std::string prefix = directory_prefix(key);
+  constexpr unsigned kEnough = 4;
+  SW_ASSIGN(const ObjectPage page, client.list_page(key, "/", kEnough));
+  for (const ObjectInfo& object : page.objects)
+    if (object.key == key) return FileStatus{FileType::kRegular, object.size_bytes, 1};
+  if (std::ranges::find(page.prefixes, prefix) != page.prefixes.end()) return FileStatus{FileType::kDirectory, 0, 1};
+  if (page.next.empty()) return std::nullopt;
+  SW_ASSIGN(const ObjectPage below, client.list_page(prefix, {}, 1));
+  if (below.objects.empty()) return std::nullopt;
+  return FileStatus{FileType::kDirectory, 0, 1};
+}
+
 }  // namespace
 
 ObjectFileSystem::ObjectFileSystem(std::unique_ptr<ObjectClient> client, const std::string& root_key,
@@ -98,22 +113,6 @@ Result<std::vector<FileEntry>> ObjectFileSystem::list_files(const std::string& p
   return files;
 }
 
-// nullopt: there is nothing of this name.
-Result<std::optional<FileStatus>> ObjectFileSystem::look_up(const std::string& key) {
-  if (remembers(key)) return listing_->find(key);
-  // One list tells whether it is an object or a directory, unless other names come between the two.
-  const std::string prefix = directory_prefix(key);
-  constexpr unsigned kEnough = 4;
-  SW_ASSIGN(const ObjectPage page, client_->list_page(key, "/", kEnough));
-  for (const ObjectInfo& object : page.objects)
-    if (object.key == key) return FileStatus{FileType::kRegular, object.size_bytes, 1};
-  if (std::ranges::find(page.prefixes, prefix) != page.prefixes.end()) return FileStatus{FileType::kDirectory, 0, 1};
-  if (page.next.empty()) return std::nullopt;
-  SW_ASSIGN(const ObjectPage below, client_->list_page(prefix, {}, 1));
-  if (below.objects.empty()) return std::nullopt;
-  return FileStatus{FileType::kDirectory, 0, 1};
-}
-
 Result<FileStatus> ObjectFileSystem::status(const std::string& path) {
   SW_ASSIGN(const std::string key, key_of(path));
   {
@@ -122,7 +121,7 @@ Result<FileStatus> ObjectFileSystem::status(const std::string& path) {
     if (const auto found = privates_.find(path); found != privates_.end())
       return FileStatus{FileType::kRegular, found->second.bytes.size(), found->second.linked ? 2u : 1u};
   }
-  SW_ASSIGN(const auto found, look_up(key));
+  SW_ASSIGN(const auto found, remembers(key) ? listing_->find(key) : look_up(*client_, key));
   if (found) return *found;
   return not_found("there is no such object", path);
 }

@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -59,7 +58,6 @@ class ObjectFileSystem final : public FileSystem {
 
   // For the files of this file system.
   [[nodiscard]] Status store_small(const std::string& path, const std::string& key, std::string bytes);
-  void noticed_missing() { refresh(); }
 
  private:
   struct PrivateFile {
@@ -69,7 +67,6 @@ class ObjectFileSystem final : public FileSystem {
 
   [[nodiscard]] Result<std::string> key_of(const std::string& path) const;
   [[nodiscard]] bool remembers(const std::string& key) const { return listing_ && listing_->covers(key); }
-  [[nodiscard]] Result<std::optional<FileStatus>> look_up(const std::string& key);
 
   // Constant after construction.
   const std::unique_ptr<ObjectClient> client_;

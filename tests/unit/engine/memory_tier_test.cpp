@@ -25,7 +25,7 @@ class MemoryTierTest : public ::testing::Test {
   MemoryTierTest() {
     {
       auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
-      attempt_ = store->claim("test", {}, {"me"}).value();
+      attempt_ = store->attempt().claim("test", {}, {"me"}).value();
       EXPECT_TRUE(store->make_version(7).has_value());
     }
     keeper_disk_.hang(FsCall::kWriteAt);

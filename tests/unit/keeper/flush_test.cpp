@@ -19,7 +19,7 @@ class FlushTest : public ::testing::Test {
  protected:
   FlushTest() {
     auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
-    attempt_ = store->claim("test", {}, {"me"}).value();
+    attempt_ = store->attempt().claim("test", {}, {"me"}).value();
     EXPECT_TRUE(store->make_version(7).has_value());
     const auto entry = shared_.trainer.begin(name());
     EXPECT_TRUE(shared_.trainer.publish(*entry, stage(shared_.trainer, name(), attempt_.run), "me").has_value());
@@ -79,7 +79,7 @@ TEST_F(FlushTest, NothingIsPublishedAfterTheNextTrainerTookOver) {
 
 TEST_F(FlushTest, NothingIsPublishedUnderAnAttemptThatIsOver) {
   auto other = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kMember).value();
-  ASSERT_TRUE(other->claim("other", {}).has_value());
+  ASSERT_TRUE(other->attempt().claim("other", {}).has_value());
   const auto flushed = flush();
   ASSERT_FALSE(flushed.has_value());
   EXPECT_EQ(flushed.error().kind, ErrorKind::kAborted);
@@ -99,7 +99,7 @@ TEST_F(FlushTest, AVersionThatLeftTheMemoryWhileItWasWrittenIsNotPublished) {
 
 TEST_F(FlushTest, AStepThatWasGivenUpIsNotCommitted) {
   auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kMember).value();
-  ASSERT_TRUE(store->accept(attempt_.number, 0, "me").has_value());
+  ASSERT_TRUE(store->attempt().accept(attempt_.number, 0, "me").has_value());
   Manifest abort{.run = attempt_.run, .step = 7, .attempt = attempt_.number, .decision = Decision::kAbort};
   abort.reason = "a rank is missing";
   ASSERT_TRUE(store->decide(abort).has_value());

@@ -125,7 +125,7 @@ TEST_F(CatalogTest, AVersionSetAsideIsNotLiveEvenIfAdoptedAndWithoutADecisionItI
   commit(*store, first, 1);
   commit(*store, first, 2);
   ASSERT_TRUE(prepare(*store, fs_, first, 3).has_value());
-  ASSERT_TRUE(store->claim("test", {{1, 1}, {2, 1}}, {}, {{{2, 1}, "a bad block"}, {{3, 1}, "a bad block"}}));
+  ASSERT_TRUE(store->attempt().claim("test", {{1, 1}, {2, 1}}, {}, {{{2, 1}, "a bad block"}, {{3, 1}, "a bad block"}}));
   EXPECT_EQ(live(), "1.a1");
   EXPECT_EQ(state_of({2, 1}), VersionState::kSetAside);
   EXPECT_EQ(state_of({3, 1}), VersionState::kUndecided);
@@ -202,7 +202,7 @@ TEST_F(DamagedAttemptTest, AVersionThatIsNotLiveByAGuessIsSetAsideAndStaysInTheN
   ASSERT_EQ(aside.size(), 2u);  // 3.a1 and 4.a1
   EXPECT_NE(aside[0].why.find("attempt 3 cannot be read"), std::string::npos) << aside[0].why;
 
-  const auto fourth = store_->claim("", names_up_to(5), {}, aside);
+  const auto fourth = store_->attempt().claim("", names_up_to(5), {}, aside);
   ASSERT_TRUE(fourth.has_value());
   commit(*store_, *fourth, 6);
   ASSERT_TRUE(store_->clean_up({.keep = 1}, Need::kRoutine).has_value());

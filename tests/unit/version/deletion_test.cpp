@@ -309,8 +309,8 @@ TEST_F(DeletionTest, AnAdoptedVersionThatCannotBeSyncedReplacesNone) {
   store = open_store();
   fs_.fail(FsCall::kOpen, ENOSPC, {.times = 2, .path = "/.attempt-"});
   fs_.fail(FsCall::kSyncDirectory, EIO, {.times = kAlways, .path = path_of({2, 1})});
-  EXPECT_FALSE(store->claim("test", {{1, 1}, {2, 1}}, {}, {}, {.keep = 1}).has_value());
-  ASSERT_TRUE(store->claim("test", {{1, 1}, {2, 1}}, {}, {}, {.keep = 1}).has_value());
+  EXPECT_FALSE(store->attempt().claim("test", {{1, 1}, {2, 1}}, {}, {}, {.keep = 1}).has_value());
+  ASSERT_TRUE(store->attempt().claim("test", {{1, 1}, {2, 1}}, {}, {}, {.keep = 1}).has_value());
   ASSERT_TRUE(store->clean_up({.keep = 1}, Need::kSpace).has_value());
   EXPECT_EQ(live(), "1.a1 2.a1");
 }
@@ -395,7 +395,7 @@ TEST_F(DeletionTest, AClaimThatFindsNoSpaceDeletesWhatRetentionWouldHave) {
   store = open_store();
   fs_.fail(FsCall::kOpen, ENOSPC, {.times = 2, .path = "/.attempt-"});
   // After a rollback to step 3: step 4 is not adopted, and takes nobody's place.
-  const auto claimed = store->claim("test", {{1, 1}, {2, 1}, {3, 1}}, {}, {}, {.keep = 2});
+  const auto claimed = store->attempt().claim("test", {{1, 1}, {2, 1}, {3, 1}}, {}, {}, {.keep = 2});
   ASSERT_TRUE(claimed.has_value()) << claimed.error().to_string();
   EXPECT_EQ(live(), "2.a1 3.a1");
   EXPECT_TRUE(exists(path_of({4, 1}) + "/" + kManifestName)) << "not before the first commit";
@@ -509,7 +509,7 @@ TEST_F(DeletionTest, AClaimThatFindsNoSpaceSweepsOnlyWithTheLock) {
   fs_.fail(FsCall::kTryLock, ENOLCK);
   auto other = open_store();
   fs_.fail(FsCall::kOpen, ENOSPC, {.path = "/.attempt-"});
-  const auto refused = other->claim("test", {});
+  const auto refused = other->attempt().claim("test", {});
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().kind, ErrorKind::kNoSpace);
   EXPECT_TRUE(exists(path_of({1, 1})));

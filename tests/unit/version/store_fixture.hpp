@@ -37,7 +37,7 @@ class StoreTest : public ::testing::Test {
   }
 
   static Attempt claim(VersionStore& store, std::vector<VersionName> adopted = {}) {
-    auto attempt = store.claim("test", std::move(adopted));
+    auto attempt = store.attempt().claim("test", std::move(adopted));
     EXPECT_TRUE(attempt.has_value()) << attempt.error().to_string();
     return attempt ? *attempt : Attempt{};
   }

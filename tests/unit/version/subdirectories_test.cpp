@@ -22,14 +22,14 @@ class SubdirectoriesTest : public StoreTest {
     std::vector<std::string> ids;
     for (std::uint32_t rank = 0; rank < world; ++rank) ids.push_back(std::to_string(rank));
     leader_ = open_store(VersionStore::Role::kLeader, files);
-    const auto claimed = leader_->claim("test", {}, ids);
+    const auto claimed = leader_->attempt().claim("test", {}, ids);
     ASSERT_TRUE(claimed.has_value()) << claimed.error().to_string();
     attempt_ = *claimed;
     join(member, files);
   }
   void join(std::uint32_t member, std::optional<RankFiles> files = kTwoEach) {
     member_ = open_store(VersionStore::Role::kMember, files);
-    ASSERT_TRUE(member_->accept(attempt_.number, member, std::to_string(member)).has_value());
+    ASSERT_TRUE(member_->attempt().accept(attempt_.number, member, std::to_string(member)).has_value());
   }
   Result<RecordReference> write_record(VersionStore& store, std::uint64_t step, std::uint32_t rank) {
     const auto directory = store.make_version(step);
@@ -82,7 +82,7 @@ TEST_F(SubdirectoriesTest, BeginWithTheThousandAndTwentyFifthRank) {
   EXPECT_EQ(below(5), (Names{"g0000", "g0000/rank-00000.record", "g0000/rank-00000.safetensors", "g0001",
                              "g0001/rank-01024.record", "g0001/rank-01024.safetensors"}));
 
-  ASSERT_TRUE(leader_->claim("test", {}, std::vector<std::string>(1024, "id")).has_value());
+  ASSERT_TRUE(leader_->attempt().claim("test", {}, std::vector<std::string>(1024, "id")).has_value());
   EXPECT_TRUE(std::filesystem::is_empty(*leader_->make_version(6)));
 }
 

@@ -333,7 +333,7 @@ TEST_F(VersionStoreTest, APinThatIsNotWrittenForGoodIsAnError) {
 // Its name must be there for good before that of the manifest is.
 TEST_F(VersionStoreTest, TheIndexOfAllRanksIsSyncedWithItsName) {
   auto store = open_store();
-  const auto claimed = store->claim("test", {}, {"a", "b"});
+  const auto claimed = store->attempt().claim("test", {}, {"a", "b"});
   ASSERT_TRUE(claimed.has_value());
   ASSERT_TRUE(store->make_version(5).has_value());
   fs_.fail(FsCall::kSyncDirectory, EIO, {.path = path_of({5, 1})});
@@ -344,19 +344,19 @@ TEST_F(VersionStoreTest, AMemberTakesNoLockAndAcceptsOnlyAnAttemptThatListsIt) {
   auto leader = open_store();
   auto member = VersionStore::open(fs_, clock_, root(), Log(sink()), VersionStore::Role::kMember);
   ASSERT_TRUE(member.has_value()) << member.error().to_string();
-  const auto claimed = leader->claim("test", {}, {"a", "b"});
+  const auto claimed = leader->attempt().claim("test", {}, {"a", "b"});
   ASSERT_TRUE(claimed.has_value());
   EXPECT_EQ(claimed->world, 2u);
-  EXPECT_EQ((*member)->accept(claimed->number, 1, "restarted").error().kind, ErrorKind::kAborted);
-  EXPECT_EQ((*member)->accept(claimed->number, 2, "b").error().kind, ErrorKind::kAborted);
-  ASSERT_TRUE((*member)->accept(claimed->number, 1, "b").has_value());
+  EXPECT_EQ((*member)->attempt().accept(claimed->number, 1, "restarted").error().kind, ErrorKind::kAborted);
+  EXPECT_EQ((*member)->attempt().accept(claimed->number, 2, "b").error().kind, ErrorKind::kAborted);
+  ASSERT_TRUE((*member)->attempt().accept(claimed->number, 1, "b").has_value());
   EXPECT_TRUE(leader->make_version(5).has_value());
   EXPECT_TRUE((*member)->make_version(5).has_value());  // the same one
 }
 
 TEST_F(VersionStoreTest, DiscardTakesOneRanksFilesAndNothingOfACommit) {
   auto store = open_store();
-  const auto claimed = store->claim("test", {}, {"a", "b"});
+  const auto claimed = store->attempt().claim("test", {}, {"a", "b"});
   ASSERT_TRUE(claimed.has_value());
   const std::string directory = *store->make_version(5);
   for (const std::uint32_t rank : {0u, 1u}) write(directory + "/" + data_file(rank, 0), "data");

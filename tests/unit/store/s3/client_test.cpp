@@ -259,11 +259,11 @@ TEST_F(ObjectStoreTest, AVersionStoreWorksOnIt) {
   const Log quiet([](LogLevel, std::string_view) {});
   auto store = VersionStore::open(*fs, clock, "s3://b/run", quiet);
   ASSERT_TRUE(store) << store.error().to_string();
-  const auto attempt = (*store)->claim("name", {});
+  const auto attempt = (*store)->attempt().claim("name", {});
   ASSERT_TRUE(attempt) << attempt.error().to_string();
   EXPECT_EQ(attempt->number, 1u);
   EXPECT_TRUE(objects_.contains("run/.slackwater/attempt-0001.json"));
-  EXPECT_EQ((*store)->claim("name", {})->number, 2u);
+  EXPECT_EQ((*store)->attempt().claim("name", {})->number, 2u);
   const auto catalog = scan_catalog(*fs, "s3://b/run");
   ASSERT_TRUE(catalog);
   EXPECT_EQ(catalog->newest_attempt->number, 2u);
