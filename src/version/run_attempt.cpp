@@ -8,6 +8,7 @@
 
 #include "base/result.hpp"
 #include "os/posix_lock.hpp"
+#include "store/s3/locations.hpp"
 #include "version/attempt_files.hpp"
 
 namespace slackwater {
@@ -29,7 +30,7 @@ Status RunAttempt::take_lock() {
   if (!lock && !locks_unknown(lock.error())) return fail(std::move(lock).error());
   if (lock) {
     lock_ = std::move(*lock);
-  } else {
+  } else if (!is_object_location(root_)) {  // those never have locks: docs/s3.md says what that means
     log_.warn("this file system has no locks, so a second run on this directory is noticed only at its first save: {}",
               root_);
   }

@@ -38,6 +38,15 @@ TEST_F(CopyTest, MakesTheSameCheckpointElsewhere) {
   EXPECT_TRUE(run_json({"copy", root_, target_, "--json"})["copied"][0]["already"]);
 }
 
+TEST_F(CopyTest, RefusesToCopyAPlaceOntoItself) {
+  stdfs::create_symlink(root_, target_);
+  for (const std::string& same : {root_, root_ + "/", target_}) {
+    const Outcome outcome = run({"copy", root_, same});
+    EXPECT_EQ(outcome.code, 2) << same;
+    EXPECT_THAT(outcome.err, HasSubstr("SRC and DST are the same place"));
+  }
+}
+
 TEST_F(CopyTest, GoesOnAfterAnInterruption) {
   ASSERT_EQ(run({"copy", root_ + "@3", target_}).code, 0);
   // As if it had stopped before the decision, with half a file.
