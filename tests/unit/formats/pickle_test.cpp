@@ -62,7 +62,8 @@ TEST(Pickle, CutAnywhereItIsRefused) {
 }
 
 TEST(Pickle, AMarkProtectsWhatLiesBelowIt) {
-  for (const std::string_view bytes : {"\x80\x02K\x01(\x85.", "\x80\x02](K\x01s.", "\x80\x02N(R."})
+  for (const std::string_view bytes :
+       {"\x80\x02K\x01(\x85.", "\x80\x02](K\x01s.", "\x80\x02N(R.", "\x80\x02]K\x01(ae."})
     EXPECT_FALSE(PickleGraph::read(bytes, "file"));
 }
 
