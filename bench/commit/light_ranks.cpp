@@ -233,7 +233,7 @@ Result<Rendezvous> LightRanks::rendezvous() {
     membership = {};
     SW_TRY(timed(membership, [&] { return transport_of(rank).rendezvous(member(rank), with_time()); }));
   }
-  SW_ASSIGN(attempt_, versions_->claim("bench", {}, *members));
+  SW_ASSIGN(attempt_, versions_->attempt().claim("bench", {}, *members));
   for (CountingStore& store : stores_) static_cast<void>(store.take());
   std::ranges::sort(joins, {}, &Cost::wall_s);
   return Rendezvous{joins[joins.size() / 2].wall_s, gathered.wall_s, membership.wall_s};

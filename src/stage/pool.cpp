@@ -146,7 +146,8 @@ void Pool::announce(int index, std::unique_lock<std::mutex>& lock) {
     if (announcing_) {
       changed_.wait(lock);
     } else {
-      changed_.wait_until(lock, quiet_until_);
+      const auto until = quiet_until_;  // wait_until() reads it without the lock, when another thread may change it
+      changed_.wait_until(lock, until);
     }
   }
   announcing_ = true;
