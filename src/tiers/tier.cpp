@@ -16,7 +16,12 @@ Tier::Tier(TierOptions options, std::string root, FileSystem& fs)
     : options_(std::move(options)), root_(std::move(root)), fs_(&fs) {}
 
 Status check_tier_location(std::string_view location) {
-  if (!location.empty() && (is_object_location(location) || location.find("://") == std::string_view::npos)) return {};
+  constexpr std::string_view kBucket = "s3://";
+  // One that is misspelt must not become a directory of that name.
+  const bool store =
+      is_object_location(location) && location.size() > kBucket.size() && location[kBucket.size()] != '/';
+  const bool directory = !location.starts_with("s3:/") && location.find("://") == std::string_view::npos;
+  if (!location.empty() && (store || directory)) return {};
   return fail(ErrorKind::kInvalidArgument, "takes a directory, or s3://bucket/prefix");
 }
 
@@ -30,9 +35,10 @@ Result<Tier> Tier::open(TierOptions options, FileSystem& local) {
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
   const auto checked = [&](const char* name, Status status) -> Status {
     if (status) return {};
-    return fail(ErrorKind::kInvalidArgument, fmt::format("'{}' of a tier {}", name, status.error().message), root);
+    return fail(ErrorKind::kInvalidArgument, fmt::format("'{}' of a tier {}", name, status.error().message),
+                options.location);
   };
-  SW_TRY(checked("location", check_tier_location(root)));
+  SW_TRY(checked("location", check_tier_location(options.location)));
   SW_TRY(checked("every", check_tier_count(options.every)));
   SW_TRY(checked("backlog", check_tier_count(options.backlog)));
   if (options.node_local) {
