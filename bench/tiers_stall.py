@@ -7,7 +7,8 @@ GPU), fence, a real AdamW update, save. Runs with and without the tier alternate
 is taken away after a quarter of the steps, comes back after half of them but slow, and runs freely for the last
 quarter. The figure is the median ratio of training times. Afterwards every due version must be on the tier, and verify.
 "directory": a directory that a file replaces, and a bandwidth cap. "s3": `rclone serve s3` (requirements-s3.txt), which
-is killed, started again, and stopped by SIGSTOP for four fifths of the time.
+is killed, started again, and stopped by SIGSTOP for four fifths of the time. It has the lowest priority, because it
+stands for a machine of its own.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ class ObjectPlace:
     def _start(self) -> None:
         self._stack = contextlib.ExitStack()
         self._store = self._stack.enter_context(self._stores.rclone(self._base, self._port))
+        for thread in os.listdir(f"/proc/{self._store.process.pid}/task"):  # those that come later have it from these
+            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
 
     def kill(self) -> None:
         self._stack.close()
