@@ -142,7 +142,7 @@ CUresult cuEventQuery(CUevent event) {
     if (found == nullptr) return CUresult::kInvalidHandle;
     if (found->capture != nullptr) return spoil(*found->capture, CUresult::kCapturedEvent);
     if (found->device->failed()) return found->device->error;
-    return found->record == nullptr || found->record->done ? CUresult::kSuccess : CUresult::kNotReady;
+    return Schedule::seen_done(found->record) ? CUresult::kSuccess : CUresult::kNotReady;
   });
 }
 

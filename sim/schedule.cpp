@@ -6,6 +6,12 @@
 #include "sim/simulator.hpp"
 
 namespace slackwater::sim {
+namespace {
+
+// When a host thread gets to know that the op is done.
+TimePoint seen_at(const OpPtr& op) { return op->done_at + Duration(op->device->config.host_latency_ns); }
+
+}  // namespace
 
 OpPtr Schedule::new_op(const Stream& stream, Task task, bool uncounted) {
   auto op = std::make_shared<Op>();
@@ -173,11 +179,16 @@ void Schedule::complete(const OpPtr& op, TimePoint at) {
 }
 
 void Schedule::wait(Call& call, const OpPtr& op, bool spins) {
-  if (op == nullptr || op->done) return;
+  if (seen_done(op)) return;
   ++simulator_.counts.host_waits;
   if (spins) ++simulator_.counts.spinning_waits;
   op->watched = true;
   progress_.wait(call.lock, [this, &op] { return op->done || simulator_.stopping; });
+  while (!seen_done(op) && !simulator_.stopping) progress_.wait_until(call.lock, seen_at(op));
+}
+
+bool Schedule::seen_done(const OpPtr& op) {
+  return op == nullptr || (op->done && (op->device->config.host_latency_ns == 0 || Clock::now() >= seen_at(op)));
 }
 
 void Schedule::wait_for_device(Call& call, Device& device) {
@@ -191,7 +202,7 @@ void Schedule::wait_for_device(Call& call, Device& device) {
 }
 
 bool Schedule::idle(const Stream& stream) const {
-  const auto over = [](const Stream& other) { return other.tail == nullptr || other.tail->done; };
+  const auto over = [](const Stream& other) { return seen_done(other.tail); };
   if (!over(stream)) return false;
   if (!stream.legacy) return true;
   const auto idle_or_unrelated = [&](const auto& entry) {

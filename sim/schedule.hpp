@@ -43,6 +43,8 @@ class Schedule {
   void wait_for_device(Call& call, Device& device);
   void notify_progress() { progress_.notify_all(); }
   [[nodiscard]] bool idle(const Stream& stream) const;
+  // Whether a host thread that asks is told that it is done. Null counts as done.
+  [[nodiscard]] static bool seen_done(const OpPtr& op);
 
  private:
   // Checks that the stream takes work, and waits for room.

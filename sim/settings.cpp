@@ -14,9 +14,9 @@ namespace {
 
 constexpr std::string_view kKnownKeys =
     "devices, memory_bytes, d2h_bytes_per_s, h2d_bytes_per_s, d2d_bytes_per_s, pageable_bytes_per_s, copy_latency_ns, "
-    "numa_node, copy_priorities, queue_limit, leave_bytes, fail_copy, stall, lose_device, flip_copies, fail_call, "
-    "broken, crash_on_bad_handles, driver_lock, register_cost, host_alloc_cost, device_alloc_cost, stream_cost, "
-    "event_cost";
+    "numa_node, copy_priorities, queue_limit, host_latency_ns, leave_bytes, fail_copy, stall, lose_device, "
+    "flip_copies, fail_call, broken, crash_on_bad_handles, driver_lock, register_cost, host_alloc_cost, "
+    "device_alloc_cost, stream_cost, event_cost";
 
 constexpr std::pair<std::string_view, std::uint64_t swsim_device_config::*> kSizes[] = {
     {"memory_bytes", &swsim_device_config::memory_bytes},
@@ -26,6 +26,7 @@ constexpr std::pair<std::string_view, std::uint64_t swsim_device_config::*> kSiz
     {"pageable_bytes_per_s", &swsim_device_config::pageable_bytes_per_s},
     {"copy_latency_ns", &swsim_device_config::copy_latency_ns},
     {"queue_limit", &swsim_device_config::queue_limit},
+    {"host_latency_ns", &swsim_device_config::host_latency_ns},
 };
 
 constexpr std::pair<std::string_view, std::int32_t swsim_device_config::*> kNumbers[] = {

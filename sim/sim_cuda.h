@@ -26,6 +26,7 @@ typedef struct swsim_device_config {
   int32_t numa_node;             /* value of CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID; default 0 */
   int32_t copy_priorities;       /* 1: copy engines obey priorities and streams take turns. Default 0, as reported */
   uint64_t queue_limit;          /* a call blocks while its stream has this many pending ops; 0: never; default 1024 */
+  uint64_t host_latency_ns;      /* until the host sees that an event or a stream is done; streams do not wait for it */
 } swsim_device_config;
 
 /* Sets the number of devices. Only before cuInit, else CUDA_ERROR_NOT_PERMITTED. Default: $SWSIM_DEVICES, or 1. */

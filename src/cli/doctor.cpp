@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/units.hpp"
+#include "cli/doctor/all_gpus.hpp"
 #include "cli/doctor/child.hpp"
 #include "cli/doctor/copies.hpp"
 #include "cli/doctor/devices.hpp"
@@ -38,7 +39,7 @@ Exit codes: 0 no FAIL, 1 at least one FAIL, 2 wrong usage.
 Under torchrun, only rank 0 prints. Other nodes print their WARN and FAIL lines to stderr.
 
 Keys of --json: version, directory, file_system, quick, host [name, kernel, machine, processors, memory_bytes], ranks,
-seconds, failed, warned, checks [section, check, status, figure, threshold, remedy, rank].
+seconds, failed, warned, checks [section, check, status, figure, threshold, remedy, rank, and values for some].
 
 Examples:
   slackwater doctor /nvme/run
@@ -55,6 +56,7 @@ struct Part {
 constexpr Part kParts[] = {
     {"machine", "machine", 15}, {"storage", "storage", 120}, {"host", "copies", 90}, {"driver", "device", 30}};
 constexpr Part kGpuPart{"gpu", "device", 120};
+constexpr Part kAllGpusPart{"all-gpus", "device", 60};  // where there are several
 
 // Runs one part in this process. Its lines go to stdout.
 int run_worker(const Settings& settings, const std::string& worker) {
@@ -78,6 +80,9 @@ int run_worker(const Settings& settings, const std::string& worker) {
     copy_checks(settings, *scratch, usable_bytes / 8, emit);
   } else if (worker == "driver") {
     fmt::print("{{\"gpus\":{}}}\n", driver_checks(settings, files, emit));
+  } else if (worker == kAllGpusPart.worker) {
+    const auto driver = cuda::inspect_driver(settings.cuda_driver);
+    all_gpus_checks(settings, driver ? driver->device_count : 0, usable_bytes, emit);
   } else if (worker.starts_with("gpu")) {
     gpu_checks(settings, std::atoi(worker.c_str() + 3), usable_bytes, emit);
   } else {
@@ -128,6 +133,7 @@ class Doctor {
   void run_parts() {
     for (const Part& part : kParts) run_part(part, part.worker);
     for (int gpu = 0; gpu < gpus_; ++gpu) run_part(kGpuPart, fmt::format("gpu{}", gpu));
+    if (gpus_ > 1) run_part(kAllGpusPart, kAllGpusPart.worker);
   }
 
   void run_part(const Part& part, const std::string& worker) {

@@ -299,7 +299,7 @@ def test_rounds_notice_a_fence_that_does_not_wait(context: Context, monkeypatch:
     finally:
         hook.remove()
     assert found.status == "FAIL"
-    assert found.figure.startswith("TornError: tensor 'model.0.weight' ")
+    assert found.figure.startswith("TornError: tensor '")  # whichever of them was compared first
 
 
 def test_rounds_compare_every_tensor(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

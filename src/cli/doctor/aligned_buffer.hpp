@@ -4,6 +4,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -16,12 +17,16 @@ namespace slackwater::cli::doctor {
 
 class AlignedBuffer {
  public:
-  // Huge pages, where the kernel grants them, make raw I/O as fast as the disk is. Tensors rarely have them.
-  explicit AlignedBuffer(std::size_t size_bytes, bool huge_pages = false) : size_bytes_(size_bytes) {
+  explicit AlignedBuffer(std::size_t size_bytes) : size_bytes_(size_bytes) {
     void* memory = nullptr;
     if (::posix_memalign(&memory, kHugePageBytes, size_bytes) != 0) throw std::bad_alloc();
-    if (huge_pages) (void)::madvise(memory, size_bytes, MADV_HUGEPAGE);
     data_ = static_cast<std::byte*>(memory);
+  }
+  // With huge pages for so much of it, as far as the kernel grants them, and plain ones for the rest.
+  AlignedBuffer(std::size_t size_bytes, std::size_t huge_bytes) : AlignedBuffer(size_bytes) {
+    huge_bytes = std::min(huge_bytes / kHugePageBytes * kHugePageBytes, size_bytes);
+    if (huge_bytes > 0) (void)::madvise(data_, huge_bytes, MADV_HUGEPAGE);
+    if (huge_bytes < size_bytes) (void)::madvise(data_ + huge_bytes, size_bytes - huge_bytes, MADV_NOHUGEPAGE);
   }
   AlignedBuffer(AlignedBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_bytes_(other.size_bytes_) {}

@@ -38,10 +38,12 @@ std::string_view verdict_name(Verdict verdict) {
 }
 
 OrderedJson check_json(const Check& check) {
-  return {
+  OrderedJson object{
       {"section", check.section}, {"check", check.name},          {"status", std::string(verdict_name(check.verdict))},
       {"figure", check.figure},   {"threshold", check.threshold}, {"remedy", check.remedy},
       {"rank", check.rank}};
+  if (!check.values.is_null()) object["values"] = check.values;
+  return object;
 }
 
 std::optional<Check> parse_check(std::string_view line) {
@@ -62,6 +64,7 @@ std::optional<Check> parse_check(std::string_view line) {
   if (!known || check.section.empty() || check.name.empty()) return std::nullopt;
   if (const auto rank = object.find("rank"); rank != object.end() && rank->is_number_integer())
     check.rank = rank->get<int>();
+  if (const auto values = object.find("values"); values != object.end() && values->is_object()) check.values = *values;
   return check;
 }
 

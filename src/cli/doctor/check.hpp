@@ -24,6 +24,7 @@ struct Check {
   std::string threshold;  // what is wanted
   std::string remedy;     // what to do about a WARN or FAIL; a command where there is one
   int rank = 0;
+  OrderedJson values = nullptr;  // figures for --json that a line has no room for; null: none
 };
 
 using Emit = std::function<void(Check)>;

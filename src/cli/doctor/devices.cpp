@@ -17,6 +17,7 @@
 #include "cli/doctor/copies.hpp"
 #include "cli/doctor/order.hpp"
 #include "cli/doctor/thresholds.hpp"
+#include "cli/doctor/turns.hpp"
 #include "cli/text.hpp"
 #include "stage/pool.hpp"
 
@@ -240,7 +241,10 @@ int driver_checks(const Settings& settings, const MachineFiles& files, const Emi
   Check check = driver_check(driver, visible_gpus(files.sys, "/dev"), settings.cuda_driver_given);
   const bool usable = check.verdict == Verdict::kPass || check.verdict == Verdict::kWarn;
   emit(std::move(check));
-  if (!usable) return 0;
+  if (!usable) {
+    emit(no_copy_turns_check("no GPU that can be used: see the line about the driver"));
+    return 0;
+  }
   emit(connections_check(std::getenv("CUDA_DEVICE_MAX_CONNECTIONS")));
   emit(allocator_check(std::getenv("PYTORCH_ALLOC_CONF"), std::getenv("PYTORCH_CUDA_ALLOC_CONF")));
   return driver->device_count;
@@ -273,6 +277,9 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
   scratch->free_all();
 
   const std::uint64_t most_bytes = std::min(facts->free_bytes / 4, usable_host_bytes / 8);
+  const auto driver = cuda::inspect_driver(settings.cuda_driver);
+  const double turns_seconds = std::clamp(kTurnsSeconds / (driver ? std::max(driver->device_count, 1) : 1),
+                                          kTurnsSecondsLeast, kTurnsSecondsMost);
   const std::vector<std::function<void(const Emit&)>> checks{
       [&](const Emit& to) { to(register_check(settings, *scratch, usable_host_bytes)); },
       [&](const Emit& to) { to(batches_check(settings, *scratch)); },
@@ -280,6 +287,7 @@ void gpu_checks(const Settings& settings, int ordinal, std::uint64_t usable_host
       [&](const Emit& to) { to(missing_fence_check(settings, *scratch)); },
       [&](const Emit& to) { to(full_device_check(settings, *scratch)); },
       [&](const Emit& to) { copy_checks(settings, *scratch, most_bytes, to); },
+      [&](const Emit& to) { to(copy_turns_check(settings, *scratch, most_bytes, turns_seconds)); },
   };
   for (const auto& run : checks) {
     bool healthy = true;

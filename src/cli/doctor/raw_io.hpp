@@ -1,7 +1,8 @@
 // What the disk itself can do, as the yardstick for our writer and reader: O_DIRECT pread and pwrite of as many bytes
-// from several threads, and the steps of the durability order for one file. No copy, no checksum, no commit. It shares
-// nothing with the engine's queues on purpose, and it works where io_uring is forbidden. The benchmarks need a stricter
-// yardstick, with io_uring and registered buffers: bench/reference_io.hpp.
+// from several threads, and the steps of the durability order for one file. As many bytes are in flight as the engine
+// has. No copy, no checksum, no commit. It shares nothing with the engine's queues on purpose, and it works where
+// io_uring is forbidden. The benchmarks need a stricter yardstick, with io_uring and registered buffers:
+// bench/reference_io.hpp.
 // Thread rule: any thread; starts threads of its own and joins them.
 #pragma once
 
@@ -13,8 +14,9 @@
 
 namespace slackwater::cli::doctor {
 
-// Memory for the requests in flight. Page aligned; best on huge pages.
-inline constexpr std::size_t kRawBufferBytes = 64u << 20;
+// `buffer` is page aligned, and at least one request long. All of it is used, as the engine uses all of its pool. For a
+// fair comparison it is memory of the same kind.
+inline constexpr std::size_t kRawRequestBytes = 8u << 20;
 
 // Seconds from before the create to after the close: create exclusively, fallocate, write, fdatasync.
 [[nodiscard]] Result<double> write_raw(const std::string& path, std::size_t size_bytes, std::span<std::byte> buffer);

@@ -49,6 +49,9 @@ inline constexpr double kRegisterSlowestMs = 250;
 inline constexpr int kCopyEnginesWanted = 2;
 // With fewer hardware queues, a copy may wait behind kernels of other streams. The driver's default is 8.
 inline constexpr int kConnectionsWanted = 2;
+// All GPUs at once, next to the sum of each alone. Two that share the link of a switch get half, which is how many
+// servers are built. With a link each, the memory of the host may be the limit. A guess: no such machine was measured.
+inline constexpr double kAtOnceOverAlone = 0.6;
 // What the checks themselves allocate on a device. A GPU with less is in use by somebody else.
 inline constexpr std::uint64_t kDeviceMemoryNeeded = 256ull << 20;
 
@@ -59,6 +62,13 @@ inline constexpr std::uint64_t kDeviceMemoryNeeded = 256ull << 20;
 inline constexpr double kSmallCopyOverIdle = 3;
 inline constexpr double kSmallCopyTurnMs = 0.1;
 inline constexpr double kSmallCopyFailMs = 250;
+// What turns may cost: the time until a state is staged, next to that without turns. Both goals are those of
+// docs/decisions/0014-copies-ahead.md, which shows on which GPUs they can be met.
+inline constexpr double kStagingOverNoTurns = 1.03;
+// Seconds for measuring turns: on all GPUs of a machine together, at least on each, and at most on each.
+inline constexpr double kTurnsSeconds = 24;
+inline constexpr double kTurnsSecondsLeast = 3;
+inline constexpr double kTurnsSecondsMost = 8;
 // Queueing work takes some 5 us. A call that takes a millisecond has waited for a lock of the driver.
 inline constexpr Band kLaunchP99Ms{.warn = 1, .fail = 100};
 // A copy of 1 MiB takes 0.1 ms. Copy threads may take its processor for a few time slices of 4 ms.

@@ -2,6 +2,8 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -10,7 +12,9 @@
 #include "cli/doctor/copies.hpp"
 #include "cli/doctor/devices.hpp"
 #include "cli/doctor/machine.hpp"
+#include "cli/doctor/raw_io.hpp"
 #include "cli/doctor/storage.hpp"
+#include "support/aligned_buffer.hpp"
 #include "support/temp_dir.hpp"
 
 namespace slackwater::cli::doctor {
@@ -209,6 +213,32 @@ TEST(DoctorStorage, OursNextToRaw) {
   EXPECT_EQ(ratio_check(line, {.ours = {0.7}, .raw = {1.0}}, "raw", false).verdict, Verdict::kWarn);
   EXPECT_EQ(ratio_check(line, {.ours = {0.2}, .raw = {1.0}}, "raw", false).verdict, Verdict::kFail);
   EXPECT_EQ(ratio_check(line, {.ours = {0.2}, .raw = {1.0}}, "raw", true).verdict, Verdict::kWarn);
+}
+
+// Two pieces of the buffer for each of 16 threads, and 17 requests: some thread gets two. The last request is short.
+TEST(DoctorStorage, RawIoMovesEveryByteThroughTheWholeBuffer) {
+  constexpr std::size_t kPieces = 32;
+  constexpr std::size_t kBytes = 16 * kRawRequestBytes + 4096;
+  const test::TempDir directory;
+  const std::string path = directory / "raw";
+  test::AlignedBuffer buffer(kPieces * kRawRequestBytes);
+  const std::span<std::byte> memory = buffer.bytes();
+  for (std::size_t piece = 0; piece < kPieces; ++piece)
+    memory[piece * kRawRequestBytes] = static_cast<std::byte>(1 + piece);
+  ASSERT_TRUE(write_raw(path, kBytes, memory).has_value());
+  EXPECT_EQ(std::filesystem::file_size(path), kBytes);
+  std::ifstream file(path, std::ios::binary);
+  std::set<int> pieces;
+  for (std::size_t at = 0; at < kBytes; at += kRawRequestBytes) {
+    file.seekg(static_cast<std::streamoff>(at));
+    pieces.insert(file.get());
+  }
+  EXPECT_GE(*pieces.begin(), 1);
+  EXPECT_LE(*pieces.rbegin(), static_cast<int>(kPieces));
+  EXPECT_GT(*pieces.rbegin(), 16) << "only the first piece of each thread is used";
+  EXPECT_TRUE(read_raw(path, kBytes, memory).has_value());
+  EXPECT_FALSE(read_raw(path, kBytes + kRawRequestBytes, memory).has_value()) << "it has no such bytes";
+  EXPECT_FALSE(write_raw(path, kBytes, memory).has_value()) << "it is there already";
 }
 
 TEST(DoctorDevices, SeesGpusOnThePciBus) {

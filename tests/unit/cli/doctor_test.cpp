@@ -74,6 +74,7 @@ class DoctorTest : public CliTest {
 };
 
 TEST_F(DoctorTest, WholeRunOnTheSimulatedDriver) {
+  ::setenv("SWSIM_CONFIG", "devices=2", 1);
   const Outcome outcome =
       run({"doctor", root_, "--quick", "--no-torch", "--json", "--cuda-driver", SW_SIM_CUDA_LIBRARY});
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
@@ -87,13 +88,14 @@ TEST_F(DoctorTest, WholeRunOnTheSimulatedDriver) {
     statuses[check["check"]] = check["status"];
   }
   // Nothing that depends on the speed of this machine.
-  for (const char* name :
-       {"host memory order", "host memory missing fence", "driver", "cuda:0", "cuda:0 copy engines",
-        "cuda:0 free memory", "cuda:0 batched copies", "cuda:0 order", "cuda:0 missing fence", "cuda:0 full GPU"})
+  for (const char* name : {"host memory order", "host memory missing fence", "driver", "cuda:0", "cuda:0 copy engines",
+                           "cuda:0 free memory", "cuda:0 batched copies", "cuda:0 order", "cuda:0 missing fence",
+                           "cuda:0 full GPU", "cuda:1 order"})
     EXPECT_EQ(statuses[name], "PASS") << name;
   EXPECT_EQ(statuses["python"], "SKIP");
   for (const char* name : {"kernel", "io_uring", "memlock", "huge pages", "memory", "NUMA", "O_DIRECT", "write", "read",
-                           "fsync", "free space", "pool touch", "cuda:0 speed", "cuda:0 register"})
+                           "fsync", "free space", "pool touch", "cuda:0 speed", "cuda:0 register", "cuda:0 copy turns",
+                           "cuda:1 copy turns", "all GPUs at once"})
     EXPECT_TRUE(statuses.contains(name)) << name;
   EXPECT_TRUE(std::filesystem::is_empty(root_));
 }
@@ -103,6 +105,15 @@ TEST_F(DoctorTest, ADirectoryThatCannotBeWrittenToIsOneFailLine) {
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(outcome.out.starts_with("FAIL  storage       directory")) << outcome.out;
   EXPECT_NE(outcome.out.find("0 PASS, 0 WARN, 1 FAIL, 0 SKIP"), std::string::npos) << outcome.out;
+}
+
+TEST_F(DoctorTest, WithoutAGpuTheLineOfTurnsSaysWhyItIsSkipped) {
+  const Outcome outcome = run({"doctor", root_, "--quick", "--worker", "driver", "--scratch", root_, "--cuda-driver",
+                               directory_ / "no-such-driver.so"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find(R"("check":"copy turns","status":"SKIP","figure":"no GPU that can be used)"),
+            std::string::npos)
+      << outcome.out;
 }
 
 TEST_F(DoctorTest, WrongUsageIsCodeTwo) {

@@ -44,7 +44,7 @@ class SimEnvironment : public ::testing::Test {
 TEST_F(SimEnvironment, SetsEveryFieldOfTheConfiguration) {
   ASSERT_EQ(init("devices=2,memory_bytes=1,d2h_bytes_per_s=2,h2d_bytes_per_s=3,d2d_bytes_per_s=4,"
                  "pageable_bytes_per_s=5,copy_latency_ns=6,numa_node=-1,copy_priorities=1,queue_limit=9,"
-                 "queue_limit@1=10"),
+                 "host_latency_ns=11,queue_limit@1=10"),
             kOk);
   int count = 0;
   EXPECT_EQ(cuDeviceGetCount(&count), kOk);
@@ -59,6 +59,7 @@ TEST_F(SimEnvironment, SetsEveryFieldOfTheConfiguration) {
   EXPECT_EQ(got.numa_node, -1);
   EXPECT_EQ(got.copy_priorities, 1);
   EXPECT_EQ(got.queue_limit, 9u);
+  EXPECT_EQ(got.host_latency_ns, 11u);
   EXPECT_EQ(config(1).queue_limit, 10u);
 }
 

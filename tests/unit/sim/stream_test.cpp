@@ -253,6 +253,32 @@ TEST_F(SimStream, ObjectsOfAnotherDeviceAreRefused) {
   EXPECT_EQ(cuStreamSynchronize(here), kOk);
 }
 
+TEST_F(SimStream, TheHostSeesTheEndLaterThanOtherStreamsDo) {
+  configure(0, [](swsim_device_config& config) {
+    config.copy_latency_ns = kMs;
+    config.host_latency_ns = 3'600'000 * kMs;
+  });
+  const CUdeviceptr tensor = allocate(4096);
+  Pinned host(2 * 4096);
+  CUstream first = stream();
+  CUstream second = stream();
+  ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_ON), 0);  // until all is queued
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data(), tensor, 4096, first), kOk);
+  CUevent end_first = recorded(first);
+  EXPECT_EQ(cuStreamWaitEvent(second, end_first, 0), kOk);
+  EXPECT_EQ(cuMemcpyDtoHAsync_v2(host.data() + 4096, tensor, 4096, second), kOk);
+  CUevent end_second = recorded(second);
+  ASSERT_EQ(swsim_stall_copies(0, SWSIM_STALL_OFF), 0);
+  while (swsim_event_time_ns(end_second) < 0) std::this_thread::yield();
+  EXPECT_EQ(swsim_event_time_ns(end_second) - swsim_event_time_ns(end_first), static_cast<std::int64_t>(kMs));
+  EXPECT_EQ(cuEventQuery(end_first), CUresult::kNotReady);
+  EXPECT_EQ(cuStreamQuery(first), CUresult::kNotReady);
+  configure(0, [](swsim_device_config& config) { config.host_latency_ns = 5 * kMs; });
+  EXPECT_EQ(cuEventSynchronize(end_second), kOk);
+  EXPECT_GE(swsim_now_ns() - swsim_event_time_ns(end_second), static_cast<std::int64_t>(5 * kMs));
+  EXPECT_EQ(cuEventQuery(end_second), kOk);
+}
+
 TEST_F(SimStream, WaitsThatWouldSpinAreCounted) {
   CUstream work = stream();
   const auto wait_held_up = [&](unsigned flags) {
