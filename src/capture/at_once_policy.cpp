@@ -30,8 +30,9 @@ std::vector<std::uint32_t> choose_at_once(State& state, TornTensors& torn) {
   std::vector<bool> volatiles(state.tensors.size());
   std::vector<std::uint64_t> sizes(state.tensors.size());
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    sizes[i] = round_up(size_bytes(state.tensors[i]), kEarlyCopyAlignment);
-    volatiles[i] = is_volatile(state.tensors[i], size_bytes(state.tensors[i]));
+    const std::uint64_t bytes = size_bytes(state.tensors[i]);
+    sizes[i] = round_up(bytes, kEarlyCopyAlignment);
+    volatiles[i] = is_volatile(state.tensors[i], bytes);
   }
 
   // Tensors that must be captured inside save() get their room first. One that does not fit takes none: save() waits.

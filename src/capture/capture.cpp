@@ -1,5 +1,6 @@
 #include "capture/capture.hpp"
 
+#include <algorithm>
 #include <span>
 #include <utility>
 
@@ -11,8 +12,6 @@
 
 namespace slackwater {
 namespace {
-
-constexpr std::uint32_t kPrefetchAhead = 6;  // samples lie in cold memory: their cache misses are most of a save()
 
 StridedMemory packed_at(const std::byte* data, std::uint64_t size_bytes) {
   return {.data = const_cast<std::byte*>(data),
@@ -124,22 +123,29 @@ class Capturing {
   Status guard() {
     for (std::uint32_t i = 0; i < result_.sources.size(); ++i) {
       Source& source = result_.sources[i];
-      if (i + kPrefetchAhead < result_.sources.size()) {
-        const Source& ahead = result_.sources[i + kPrefetchAhead];
-        ahead.device->prefetch(ahead.memory, options_.seed);
-      }
       if ((!is_early_.empty() && is_early_[i]) || source.memory.size_bytes() == 0) continue;
       source.guarded = true;
-      if (source.device_index != kOnHost) {
-        DeviceCapture& part = result_.devices[source.device_index];
-        source.guard = static_cast<std::uint32_t>(part.guarded.size());
-        part.guarded.push_back(i);
+      if (source.device_index == kOnHost) {
+        guarded_.push_back(&source);
         continue;
       }
-      SW_ASSIGN(source.fingerprint,
-                source.device->fingerprint(source.memory, options_.seed, options_.whole_fingerprint));
+      DeviceCapture& part = result_.devices[source.device_index];
+      source.guard = static_cast<std::uint32_t>(part.guarded.size());
+      part.guarded.push_back(i);
     }
+    SW_TRY(fingerprint_host());
     return options_.whole_fingerprint ? fingerprint_devices() : Status();
+  }
+
+  Status fingerprint_host() {
+    std::vector<const StridedMemory*> tensors(guarded_.size());
+    std::ranges::transform(guarded_, tensors.begin(), [](const Source* source) { return &source->memory; });
+    Device& host = devices_.host();
+    auto fingerprints =
+        options_.whole_fingerprint ? host.whole_fingerprints(tensors) : host.fingerprints(tensors, options_.seed);
+    if (!fingerprints) return fail(std::move(fingerprints).error());
+    for (std::size_t i = 0; i < tensors.size(); ++i) guarded_[i]->fingerprint = (*fingerprints)[i];
+    return {};
   }
 
   // Every byte is read here and now.
@@ -164,6 +170,7 @@ class Capturing {
   std::vector<std::uint32_t> early_;                         // in host memory
   std::vector<std::vector<std::uint32_t>> early_on_device_;  // by Source::device_index
   std::vector<bool> is_early_;                               // empty while there is none
+  std::vector<Source*> guarded_;                             // in host memory
 };
 
 }  // namespace

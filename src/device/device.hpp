@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "device/dims.hpp"
 #include "slackwater/error.hpp"
 
 namespace slackwater {
@@ -17,8 +18,8 @@ namespace slackwater {
 struct StridedMemory {
   std::byte* data = nullptr;
   std::uint32_t item_bytes = 1;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;               // in elements; empty: contiguous
+  Dims shape;
+  Dims strides;                                    // in elements; empty: contiguous
   [[nodiscard]] std::uint64_t size_bytes() const;  // packed
   [[nodiscard]] bool contiguous() const { return strides.empty(); }
 };
@@ -43,12 +44,12 @@ class Device {
   // larger than the samples. The same seed samples the same places.
   [[nodiscard]] virtual Result<std::uint64_t> fingerprint(const StridedMemory& tensor, std::uint64_t seed,
                                                           bool whole) = 0;
+  // What fingerprint(tensor, seed, false) returns for each of them. In host memory, samples are fetched ahead.
+  [[nodiscard]] virtual Result<std::vector<std::uint64_t>> fingerprints(std::span<const StridedMemory* const> tensors,
+                                                                        std::uint64_t seed);
   // What fingerprint(tensor, 0, true) returns for each of them. A device fetches some while others are hashed.
   [[nodiscard]] virtual Result<std::vector<std::uint64_t>> whole_fingerprints(
       std::span<const StridedMemory* const> tensors);
-  // A hint that fingerprint(tensor, seed, false) comes soon. Called two or three tensors ahead, it hides a third of the
-  // cache misses.
-  virtual void prefetch(const StridedMemory& /*tensor*/, std::uint64_t /*seed*/) {}
 };
 
 [[nodiscard]] std::unique_ptr<Device> make_host_device();

@@ -31,6 +31,14 @@ Result<AsyncDevice*> Devices::cuda(int ordinal) {
 }
 
 void Devices::open_active() {
+  // Looking for a library that is not there takes the loader 80 us, and every save() asks: look again only once the
+  // process has loaded something.
+  const std::uint64_t loads = cuda::count_library_loads();
+  if (loads == loads_without_driver_.load(std::memory_order_relaxed)) return;
+  if (!cuda::driver_is_loaded(library_)) {
+    loads_without_driver_.store(loads, std::memory_order_relaxed);
+    return;
+  }
   for (const int ordinal : active_cuda_devices()) {
     const std::lock_guard lock(mutex_);
     (void)find_or_open(ordinal);
@@ -44,11 +52,19 @@ std::vector<AsyncDevice*> Devices::opened() {
   return devices;
 }
 
+bool Devices::any_opened() {
+  const auto any = [this] {
+    const std::lock_guard lock(mutex_);
+    return !cuda_.empty();
+  };
+  if (any()) return true;
+  open_active();  // the process may have begun to use CUDA since the engine was opened
+  return any();
+}
+
 bool Devices::any_pinned(std::span<const void* const> addresses) {
-  if (addresses.empty()) return false;
-  if (opened().empty()) open_active();  // the process may have begun to use CUDA since the engine was opened
+  if (addresses.empty() || !any_opened()) return false;
   const std::lock_guard lock(mutex_);
-  if (cuda_.empty()) return false;
   const cuda::Context& context = cuda_.begin()->second->context();
   const cuda::Scope scope(context);
   return scope.status() && std::ranges::any_of(addresses, [&](const void* address) { return context.pinned(address); });

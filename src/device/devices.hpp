@@ -44,6 +44,8 @@ class Devices {
   // that is not loaded. Errors are left to the save() that needs the device.
   void open_active();
   [[nodiscard]] bool cuda_in_use() const { return first_.load(std::memory_order_acquire) != nullptr; }
+  // Whether a device is open. Opens those that the process has begun to work with since, as open_active() does.
+  [[nodiscard]] bool any_opened();
   // Those opened so far, by ordinal.
   [[nodiscard]] std::vector<AsyncDevice*> opened();
   // Whether one of these host addresses lies in memory that is pinned, by whomever. Asks the driver for each, and only
@@ -76,6 +78,9 @@ class Devices {
   std::map<int, std::unique_ptr<cuda::CudaDevice>> cuda_;              // guarded by mutex_; never shrinks
   std::map<int, Error> refused_;                                       // guarded by mutex_
   std::atomic<cuda::CudaDevice*> first_ = nullptr;                     // the first that was asked for; null until then
+
+  // The count of library loads at which the driver was last found missing. 0: not looked yet.
+  std::atomic<std::uint64_t> loads_without_driver_ = 0;
 
   std::mutex pin_mutex_;
   std::vector<std::byte*> pinned_;  // guarded by pin_mutex_; start of each registered piece

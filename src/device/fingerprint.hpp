@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -25,23 +26,37 @@ inline constexpr std::size_t kWholeChunkBytes = 64u << 10;
   return word ^ (word >> 31);
 }
 
+// A number below `places`, from a word whose bits are well mixed.
+[[nodiscard]] inline std::uint64_t fraction_of(std::uint64_t places, std::uint64_t mixed) {
+  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(mixed) * places) >> 64);
+}
+
 // A pseudo-random number below `places`.
 [[nodiscard]] inline std::uint64_t random_below(std::uint64_t word, std::uint64_t places) {
-  return static_cast<std::uint64_t>((static_cast<unsigned __int128>(mix(word)) * places) >> 64);
+  return fraction_of(places, mix(word));
 }
 
-// Where sample i lies among `places`: a pseudo-random place in the i-th sixteenth of them. So a contiguous change of
-// more than an eighth of the tensor cannot be missed.
-[[nodiscard]] inline std::uint64_t sample_place(std::uint64_t seed, std::size_t i, std::uint64_t places) {
-  return (i * places + random_below(seed + (i + 1) * 0x9e3779b97f4a7c15, places)) / kSamples;
-}
+// Where the samples of a tensor lie, for one seed: sample i at a pseudo-random place in the i-th sixteenth. So a
+// contiguous change of more than an eighth of the tensor cannot be missed.
+class SamplePlaces {
+ public:
+  explicit SamplePlaces(std::uint64_t seed) {
+    for (std::size_t i = 0; i < kSamples; ++i) words_[i] = mix(seed + (i + 1) * 0x9e3779b97f4a7c15);
+  }
 
-// A sample is 8 bytes of a contiguous tensor, or one element of a strided tensor.
-[[nodiscard]] inline const std::byte* sample_address(const StridedMemory& tensor, std::uint64_t size_bytes,
-                                                     std::uint64_t seed, std::size_t i) {
-  if (tensor.contiguous()) return tensor.data + sample_place(seed, i, size_bytes - kSampleBytes + 1);
-  return element_address(tensor, sample_place(seed, i, size_bytes / tensor.item_bytes));
-}
+  // A sample is 8 bytes of a contiguous tensor, or one element of a strided tensor.
+  [[nodiscard]] const std::byte* address(const StridedMemory& tensor, std::uint64_t size_bytes, std::size_t i) const {
+    if (tensor.contiguous()) return tensor.data + place(i, size_bytes - kSampleBytes + 1);
+    return element_address(tensor, place(i, size_bytes / tensor.item_bytes));
+  }
+
+ private:
+  [[nodiscard]] std::uint64_t place(std::size_t i, std::uint64_t places) const {
+    return (i * places + fraction_of(places, words_[i])) / kSamples;
+  }
+
+  std::array<std::uint64_t, kSamples> words_;
+};
 
 [[nodiscard]] inline std::size_t sample_size_bytes(const StridedMemory& tensor) {
   return tensor.contiguous() ? kSampleBytes : std::min<std::size_t>(tensor.item_bytes, kMaxSampledItemBytes);

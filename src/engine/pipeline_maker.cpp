@@ -87,6 +87,16 @@ Result<std::shared_ptr<Pipeline>> PipelineMaker::make(std::uint64_t slabs, std::
   return pipeline;
 }
 
+// Every checkpoint would cross from one socket to the other, for as long as the process lives. Touching the pool once
+// more costs less. With a memory tier the pages are the keeper's, and would stay where they are.
+bool PipelineMaker::far_from(std::optional<int> device, Pipeline& pipeline) const {
+  if (!device || shared_.memory) return false;
+  const auto opened = shared_.devices.cuda(*device);
+  if (!opened) return false;
+  const int node = (*opened)->numa_node();
+  return node >= 0 && node != pipeline.numa_node() && !pipeline.pool().mostly_on(node).value_or(true);
+}
+
 void PipelineMaker::drop(const std::shared_ptr<Pipeline>& pipeline) {
   {
     const auto slot = shared_.pipeline.lock();
@@ -155,17 +165,20 @@ Result<std::shared_ptr<Pipeline>> PipelineMaker::for_save(const State& state, co
     slot->skips_steps = false;
   }
   if (pipeline && !foreseen) return pipeline;
-  const std::uint64_t slabs = slabs_for(slabs_of(layout, options_.slab_bytes));
+  std::uint64_t slabs = slabs_for(slabs_of(layout, options_.slab_bytes));
+  const std::optional<int> device = main_device(state.tensors);
   if (pipeline) {
     // A pool that is a little too small costs less than touching all of it again.
     const std::uint64_t have = pipeline->pool().slab_count();
-    if (options_.pool_bytes != 0 || slabs <= have + have / 8) return pipeline;
-    shared_.log.info("the pool of {} was prepared for a smaller state, and is made again",
-                     format_bytes(pipeline->pool_bytes()));
+    const bool large_enough = options_.pool_bytes != 0 || slabs <= have + have / 8;
+    if (large_enough && !far_from(device, *pipeline)) return pipeline;
+    shared_.log.info("the pool of {} was prepared for {}, and is made again", format_bytes(pipeline->pool_bytes()),
+                     large_enough ? "memory that is far from the GPU" : "a smaller state");
     drop(pipeline);
     pipeline.reset();
+    slabs = std::max(slabs, have);
   }
-  SW_ASSIGN(pipeline, make(slabs, main_device(state.tensors), false));
+  SW_ASSIGN(pipeline, make(slabs, device, false));
   shared_.log.info("the pool has {} for a state of {}; files are written with {}", format_bytes(pipeline->pool_bytes()),
                    format_bytes(layout.size_bytes), pipeline->writer().backend());
   return pipeline;

@@ -32,8 +32,8 @@ class PipelineMaker {
   [[nodiscard]] Status prepare(State state);
   // A restore places these tensors, so the state that is saved next has them. Trouble is left to that save.
   void foresee(std::span<const Target> targets);
-  // The pipeline, made if there is none. The first layout of an automatic pool decides: if the pool was made for a
-  // smaller state, it is made again.
+  // The pipeline, made if there is none. The first state decides: a foreseen pool is made again if it is automatic and
+  // was made for a smaller state, or if its memory is far from the GPU.
   [[nodiscard]] Result<std::shared_ptr<Pipeline>> for_save(const State& state, const SnapshotLayout& layout);
   // True once every slab is touched. False after `timeout`, or if there is no pool.
   [[nodiscard]] Result<bool> wait_touched(std::chrono::milliseconds timeout);
@@ -42,6 +42,8 @@ class PipelineMaker {
   [[nodiscard]] std::uint64_t slabs_for(std::uint64_t state_slabs) const;
   // False: the keeper's memory must not be made again yet.
   [[nodiscard]] bool can_prepare(std::uint64_t slabs) const;
+  // Whether the memory of a foreseen pool is on other NUMA nodes than that of this device.
+  [[nodiscard]] bool far_from(std::optional<int> device, Pipeline& pipeline) const;
   // Both need mutex_.
   [[nodiscard]] Result<std::shared_ptr<Pipeline>> make(std::uint64_t slabs, std::optional<int> device, bool foreseen);
   void drop(const std::shared_ptr<Pipeline>& pipeline);

@@ -5,10 +5,12 @@
 namespace slackwater {
 namespace {
 
-// Nobody waits long for a pool that is touched at 2 GB/s, so huge pages that reach this are not questioned.
-constexpr double kSlow = 0.5;  // nanoseconds per byte
-// Touching happens once. Each checkpoint is written from these pages, and an O_DIRECT write from huge pages is about
-// twice as fast (docs/decisions/0013-first-fence.md). So only a large loss is worth giving them up.
+// Huge pages that reach 1/8 GB/s per thread are not questioned. A virtual machine that uses memory for the first time
+// is about that slow, whatever the size of the pages. Plain pages only look faster there, because a few that were used
+// before are still free.
+constexpr double kSlow = 8.0;  // nanoseconds per byte
+// Touching happens once. Each checkpoint is written from these pages and restored through them, and O_DIRECT with huge
+// pages is up to twice as fast (docs/decisions/0013-first-fence.md). So only a large loss is worth giving them up.
 constexpr double kMuchLonger = 4.0;
 // A single slab may be slow because the thread was not running. So two slabs on each side are needed, and the better
 // one counts.

@@ -250,6 +250,22 @@ std::uint32_t Pool::touched_count() const {
   return touched_;
 }
 
+// Looks at one page of up to 16 slabs. Slabs are touched in order, but for the last few.
+std::optional<bool> Pool::mostly_on(int numa_node) const {
+  constexpr std::uint32_t kLooks = 16;
+  const std::uint32_t touched = touched_count();
+  const std::uint32_t looks = std::min(touched, kLooks);
+  std::uint32_t there = 0;
+  for (std::uint32_t look = 0; look < looks; ++look) {
+    const auto index = static_cast<int>(std::uint64_t{touched} * look / looks);
+    int node = -1;
+    if (::syscall(SYS_get_mempolicy, &node, nullptr, 0, slab(index).data(), MPOL_F_NODE | MPOL_F_ADDR) != 0)
+      return std::nullopt;
+    if (node == numa_node) ++there;
+  }
+  return 2 * there > looks;
+}
+
 void Pool::wait_touched() {
   std::unique_lock lock(mutex_);
   ++impatient_;

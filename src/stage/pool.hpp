@@ -79,8 +79,11 @@ class Pool {
   [[nodiscard]] std::uint64_t slab_bytes() const { return slab_bytes_; }
   [[nodiscard]] std::uint32_t slab_count() const { return slab_count_; }
   [[nodiscard]] std::uint32_t free_count() const;
-  [[nodiscard]] std::uint32_t waiting_count() const;                       // callers inside acquire() without a slab
-  [[nodiscard]] std::uint32_t touched_count() const;                       // slabs that are ready, leased or not
+  [[nodiscard]] std::uint32_t waiting_count() const;  // callers inside acquire() without a slab
+  [[nodiscard]] std::uint32_t touched_count() const;  // slabs that are ready, leased or not
+  // False if most of what is touched lies on other NUMA nodes, or if nothing is touched yet. nullopt if the kernel does
+  // not tell.
+  [[nodiscard]] std::optional<bool> mostly_on(int numa_node) const;
   void wait_touched();                                                     // until every slab is ready
   [[nodiscard]] bool wait_touched_for(std::chrono::milliseconds timeout);  // false: not yet
 

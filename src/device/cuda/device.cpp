@@ -197,9 +197,10 @@ Result<std::uint64_t> CudaDevice::fingerprint(const StridedMemory& tensor, std::
   SW_ASSIGN(const PooledMemory scratch, scratch_.take(WholeFingerprints::kMemoryBytes));
   const std::span samples(scratch.data(), kSamples * place_bytes);
   std::ranges::fill(samples, std::byte{0});
+  const SamplePlaces places(seed);
   std::array<Block, kSamples> blocks;
   for (std::size_t i = 0; i < kSamples; ++i) {
-    blocks[i] = {.strided = const_cast<std::byte*>(sample_address(tensor, size, seed, i)),
+    blocks[i] = {.strided = const_cast<std::byte*>(places.address(tensor, size, i)),
                  .packed = samples.data() + i * place_bytes,
                  .width = sample_size_bytes(tensor)};
   }

@@ -18,8 +18,9 @@ Status add_sample(const StridedMemory& tensor, std::uint64_t seed, std::byte* to
   if (size <= kTensorSampleBytes) return add_blocks({&tensor, 0, size, 1, size}, to, blocks);
   if (tensor.contiguous()) return add_blocks(replica_places(tensor, size, seed, kSamples, false), to, blocks);
   const std::uint64_t width = std::min<std::uint64_t>(tensor.item_bytes, kSampleBytes);
+  const SamplePlaces places(seed);
   for (std::size_t i = 0; i < kSamples; ++i) {
-    const std::byte* const element = sample_address(tensor, size, seed, i);
+    const std::byte* const element = places.address(tensor, size, i);
     blocks.push_back({.strided = const_cast<std::byte*>(element) + (i % 2) * (tensor.item_bytes - width),
                       .packed = to + i * kSampleBytes,
                       .width = width});

@@ -1,6 +1,7 @@
 #include "device/cuda/driver.hpp"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -14,6 +15,10 @@ struct CloseLibrary {
   void operator()(void* handle) const { ::dlclose(handle); }
 };
 using Library = std::unique_ptr<void, CloseLibrary>;
+
+Library find_loaded(const std::string& library) {
+  return Library(::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD));
+}
 
 template <class Function>
 Function find_symbol(void* library, const char* symbol) {
@@ -114,8 +119,21 @@ Error Driver::error(CUresult code, std::string_view call, std::string_view where
                .retryable = code == CUresult::kOutOfMemory};
 }
 
+std::uint64_t count_library_loads() {
+  std::uint64_t count = 0;
+  static_cast<void>(::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* result) {
+        *static_cast<std::uint64_t*>(result) = info->dlpi_adds;
+        return 1;  // every library tells the same: the first is enough
+      },
+      &count));
+  return count;
+}
+
+bool driver_is_loaded(const std::string& library) { return find_loaded(library) != nullptr; }
+
 std::vector<int> active_devices(const std::string& library) {
-  const Library handle(::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD));
+  const Library handle = find_loaded(library);
   if (handle == nullptr) return {};
   const auto count_devices = find_symbol<decltype(Driver::cuDeviceGetCount)>(handle.get(), "cuDeviceGetCount");
   const auto get_device = find_symbol<decltype(Driver::cuDeviceGet)>(handle.get(), "cuDeviceGet");

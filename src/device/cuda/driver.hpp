@@ -43,6 +43,12 @@ struct Driver {
   }
 };
 
+// How many libraries this process has loaded since it began; those unloaded since count too. Never 0.
+[[nodiscard]] std::uint64_t count_library_loads();
+
+// Whether somebody has loaded the library. Loads nothing.
+[[nodiscard]] bool driver_is_loaded(const std::string& library);
+
 // Devices that this process already works with: the library is loaded and their primary context is active. Loads and
 // initialises nothing.
 [[nodiscard]] std::vector<int> active_devices(const std::string& library);

@@ -3,10 +3,15 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/cuda/context.hpp"
+#include "device/cuda/driver.hpp"
+#include "support/temp_dir.hpp"
 #include "unit/device/cuda_trainer.hpp"
 
 namespace slackwater {
@@ -49,6 +54,24 @@ TEST_F(DevicesTest, AMachineWithoutADriverHasTheHostAndAClearAnswer) {
   }
   EXPECT_FALSE(devices.cuda_in_use());
   EXPECT_FALSE(devices.pin({&byte, 1}).has_value());
+}
+
+// A trainer may begin to use CUDA long after the engine was opened, so every save() looks again.
+TEST_F(DevicesTest, ADriverThatIsLoadedLaterIsNoticed) {
+  const test::TempDir dir;
+  const std::string library = dir.path() + "/libcuda-of-this-test.so";  // a library that nobody has loaded yet
+  std::filesystem::copy_file(SW_SIM_CUDA_LIBRARY, library);
+  Devices devices(library);
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(devices.any_opened());
+  const std::uint64_t loads = cuda::count_library_loads();
+  const auto driver = cuda::Driver::load(library);
+  ASSERT_TRUE(driver.has_value()) << driver.error().to_string();
+  EXPECT_GT(cuda::count_library_loads(), loads);
+  EXPECT_TRUE(cuda::driver_is_loaded(library));
+  EXPECT_FALSE(devices.any_opened()) << "loaded, but not in use";
+  const auto context = cuda::Context::retain(*driver, 0);
+  ASSERT_TRUE(context.has_value()) << context.error().to_string();
+  EXPECT_TRUE(devices.any_opened());
 }
 
 TEST_F(DevicesTest, OpensADeviceOnceAndOnlyWhenAsked) {

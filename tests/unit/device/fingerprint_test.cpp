@@ -36,6 +36,23 @@ TEST_F(Fingerprint, TheSameBytesAndSeedGiveTheSameValue) {
   EXPECT_NE(of(flat(bytes), 7), of(flat(bytes), 8)) << "another seed samples other places";
 }
 
+TEST_F(Fingerprint, ManyTensorsAtOnceGetTheFingerprintThatEachGetsAlone) {
+  std::vector<std::vector<std::byte>> bytes;
+  for (std::size_t i = 0; i < 40; ++i) bytes.push_back(random_bytes(i % 3 == 0 ? i : 1'000 + 77 * i));
+  std::vector<StridedMemory> memories;
+  for (auto& one : bytes) memories.push_back(flat(one));
+  memories[20] = {bytes[20].data(), 4, {50, 5}, {1, 50}};
+  memories[23] = {bytes[23].data(), 2, {3, 4}, {9, 2}};
+  for (const std::size_t count : {0u, 1u, 3u, 40u}) {
+    std::vector<const StridedMemory*> tensors;
+    for (std::size_t i = 0; i < count; ++i) tensors.push_back(&memories[i]);
+    const auto all = device_->fingerprints(tensors, 11);
+    ASSERT_TRUE(all.has_value());
+    ASSERT_EQ(all->size(), count);
+    for (std::size_t i = 0; i < count; ++i) EXPECT_EQ((*all)[i], of(memories[i], 11)) << i;
+  }
+}
+
 TEST_F(Fingerprint, EveryByteOfASmallTensorCounts) {
   for (const std::size_t size : {1u, 7u, 8u, 64u, 127u, 128u}) {
     auto bytes = random_bytes(size);

@@ -63,13 +63,14 @@ class EngineOnCuda : public cuda::SimulatedDriver {
     for (const auto& [device, stream] : streams_) refs.push_back({device, reinterpret_cast<std::uintptr_t>(stream)});
     return refs;
   }
+  static std::vector<std::int64_t> as_vector(const Dims& dims) { return {dims.begin(), dims.end()}; }
   [[nodiscard]] State state() const {
     State state;
     for (const Entry& entry : tensors_) {
       state.tensors.push_back({.name = entry.name,
                                .dtype = DType::kU8,
-                               .shape = entry.tensor.memory.shape,
-                               .strides = entry.tensor.memory.strides,
+                               .shape = as_vector(entry.tensor.memory.shape),
+                               .strides = as_vector(entry.tensor.memory.strides),
                                .data = entry.tensor.memory.data,
                                .device = entry.device,
                                .at_once = entry.at_once});

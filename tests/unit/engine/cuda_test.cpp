@@ -243,7 +243,7 @@ TEST_F(EngineOnCuda, RestoresStraightToTheDevice) {
         for (const Entry& entry : tensors_) {
           targets.push_back({.name = entry.name,
                              .dtype = DType::kU8,
-                             .shape = entry.tensor.memory.shape,
+                             .shape = as_vector(entry.tensor.memory.shape),
                              .strides = {},
                              .data = entry.tensor.memory.data,
                              .device = 0});
