@@ -98,8 +98,8 @@ class KeptSlabs {
 
   void mark_committed(const VersionName& name);
   void drop(const std::function<bool(const VersionName&)>& which);
-  // See Region::set_heir().
-  void set_heir(const VersionName& name, const std::string& member, const std::string& next);
+  // See Region::set_next_owner().
+  void set_next_owner(const VersionName& name, const std::string& member, const std::string& next);
 
  private:
   friend class KeptVersion;
@@ -108,6 +108,7 @@ class KeptSlabs {
 
   void run(const std::stop_token& stop);
   void publish(const std::shared_ptr<KeptVersion>& version);
+  [[nodiscard]] Status keep(KeptVersion& version, Leases& freed);
   [[nodiscard]] Result<StagedVersion> describe(const KeptVersion& version) const;
   // These need mutex_. The leases must be released without it.
   void drop_version(KeptVersion& version, Leases& freed);

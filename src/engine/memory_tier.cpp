@@ -153,13 +153,22 @@ FileSystem* MemoryTier::files_of(const VersionName& name) const {
 
 void MemoryTier::note_restored(const VersionName& name) {
   std::optional<Unsaved> unsaved;
+  bool hangs = false;
   {
     const std::lock_guard lock(mutex_);
     restored_ = name;
+    hangs = client_ && client_->earlier_flush_hangs();
     const auto found = only_in_memory_.find(name);
     if (found != only_in_memory_.end() && options_.rank == 0) unsaved = found->second;
   }
   if (!unsaved) return;
+  if (hangs) {
+    flush_.refuse(name.step, {.kind = ErrorKind::kBusy,
+                              .message = "the keeper was writing it, and an operation of that write hangs",
+                              .path = options_.path,
+                              .retryable = true});
+    return;
+  }
   flush_.begin(std::move(unsaved->parts), std::move(unsaved->member), [this](const Manifest& manifest) {
     {
       const std::lock_guard lock(mutex_);
@@ -200,7 +209,7 @@ std::string MemoryTier::begin_attempt(std::uint64_t epoch, std::string id) {
     // Before the claim. If the claim came first, a crash in between would leave versions that the new attempt went back
     // behind (a rollback), or lose the one that it continues.
     slabs_->drop([&](const VersionName& name) { return name != restored_; });
-    if (restored_ && !newest_member_.empty()) slabs_->set_heir(*restored_, newest_member_, id_);
+    if (restored_ && !newest_member_.empty()) slabs_->set_next_owner(*restored_, newest_member_, id_);
   }
   continued_ = std::exchange(restored_, std::nullopt);
   for (auto& [name, unsaved] : only_in_memory_) unsaved.parts.clear();
@@ -218,10 +227,11 @@ void MemoryTier::settle_adopted(std::vector<VersionName>& adopted) const {
   for (const VersionName& name : unsure) {
     // It may have been committed after the versions were listed: the flush has ended.
     const auto manifest = read_manifest(fs_, options_.path, name);
-    const bool committed = manifest && manifest->decision == Decision::kCommit;
+    // A manifest that cannot be read now may be that of a commit.
+    const bool gone = manifest ? manifest->decision == Decision::kAbort : manifest.error().kind == ErrorKind::kNotFound;
     const auto listed = std::ranges::find(adopted, name);
-    if (!committed && listed != adopted.end()) adopted.erase(listed);
-    if (committed && listed == adopted.end() && continued && name.step <= continued->step) adopted.push_back(name);
+    if (gone && listed != adopted.end()) adopted.erase(listed);
+    if (!gone && listed == adopted.end() && continued && name.step <= continued->step) adopted.push_back(name);
   }
 }
 

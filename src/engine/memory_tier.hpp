@@ -3,8 +3,8 @@
 //   open:     attaches to the keeper of an earlier trainer, which then publishes nothing any more
 //   restore:  versions in memory are candidates beside those on disk, if the newest attempt is the one they belong to;
 //             one that is only in memory is then written to disk in the background (MemoryTierFlush)
-//   attempt:  before a new attempt is claimed, that write ends, the version that is continued gets an heir, and all
-//             others go
+//   attempt:  before a new attempt is claimed, that write ends, the version that is continued gets the attempt as its
+//             next owner, and all others go
 //   save:     the pool lives in the keeper's memory (KeptSlabs)
 //   close:    a clean end releases the memory, if no step is only there; otherwise the keeper keeps it
 // Nothing here can fail a save or a restore. Without a keeper, training goes on, and the log says so once.

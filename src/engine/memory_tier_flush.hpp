@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -28,8 +29,11 @@ class MemoryTierFlush {
   MemoryTierFlush(FileSystem& fs, const Clock& clock, std::string root, Log log);
   ~MemoryTierFlush();
 
-  // As for flush_version(). What was under way before is given up.
+  // As for flush_version(). What was under way before is given up. If it hangs, this one waits for its end: both may
+  // use the same names.
   void begin(std::vector<RankPart> parts, std::string member, OnCommitted on_committed);
+  // Instead of begin(): the step cannot be written.
+  void refuse(std::uint64_t step, Error error);
   // True: nothing is being written any more.
   [[nodiscard]] bool wait(Deadline deadline);
   // From here on nothing is published. What hangs in a write goes on until stop().
@@ -48,7 +52,7 @@ class MemoryTierFlush {
   const Log log_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable ended_;
+  std::condition_variable changed_;
   std::shared_ptr<Run> current_;  // null: nothing is being written
   std::vector<std::shared_ptr<Run>> runs_;
   std::optional<Error> error_;

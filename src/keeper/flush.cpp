@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "base/digest.hpp"
 #include "base/result.hpp"
+#include "keeper/gated_file_system.hpp"
 #include "os/durable.hpp"
 #include "version/attempt_files.hpp"
 #include "version/catalog.hpp"
@@ -17,10 +19,6 @@
 
 namespace slackwater {
 namespace {
-
-std::unexpected<Error> taken_over(const std::string& root) {
-  return fail(ErrorKind::kAborted, "another attempt has taken over, so this one publishes nothing", root);
-}
 
 // The dead trainer's files of this version, if it came that far. Its names are free then. Writes of it that are still
 // in flight go to files that have no name any more.
@@ -74,10 +72,29 @@ Status write_files(FileSystem& fs, const std::string& directory, const RankPart&
   return {};
 }
 
+// Before the decision: whoever finds that must be able to read all of it.
+Status check_files(FileSystem& fs, const std::string& directory, std::span<const RankPart> parts,
+                   const PartsCommit& commit) {
+  SW_ASSIGN(const std::vector<FileEntry> there, fs.list_files(directory));
+  const auto has = [&](const std::string& name, std::optional<std::uint64_t> size_bytes) {
+    const auto found = std::ranges::lower_bound(there, name, {}, &FileEntry::name);
+    return found != there.end() && found->name == name && size_bytes.value_or(found->size_bytes) == found->size_bytes;
+  };
+  bool complete = has(kIndexName, commit.index.size());
+  for (const RankPart& part : parts) {
+    complete &= has(RankFiles::of_world(part.version.world).record(part.version.rank), std::nullopt);
+    for (const StagedFile& file : part.version.files) complete &= has(file.name, file.size_bytes);
+  }
+  if (complete) return {};
+  return fail(Error{.kind = ErrorKind::kIo,
+                    .message = "files that were just written are missing; end the process that deletes in this place",
+                    .path = directory,
+                    .retryable = true});
+}
+
 // Everything but the decision.
 Status write_parts(FileSystem& fs, VersionStore& store, const std::string& directory, std::span<const RankPart> parts,
                    const PartsCommit& commit, const PublishGate& gate) {
-  if (!gate.open()) return taken_over(directory);
   SW_TRY(ensure_directory(fs, directory));
   SW_TRY(remove_partial(fs, directory, parts));
   const bool alone = parts.size() == 1;
@@ -86,7 +103,6 @@ Status write_parts(FileSystem& fs, VersionStore& store, const std::string& direc
     if (record.run != commit.manifest.run)
       return fail(ErrorKind::kCorrupt, "the record in the keeper's memory is of another run", directory);
     SW_TRY(write_files(fs, directory, part, record, gate));
-    if (!gate.open()) return taken_over(directory);
     SW_ASSIGN(const RecordReference reference, store.write_record(record, alone ? commit.index : std::string()));
     const auto& records = commit.manifest.records;
     const auto named = std::ranges::find(records, reference.rank, &RecordReference::rank);
@@ -98,9 +114,10 @@ Status write_parts(FileSystem& fs, VersionStore& store, const std::string& direc
 
 }  // namespace
 
-Result<Manifest> flush_version(FileSystem& fs, const Clock& clock, const std::string& root,
+Result<Manifest> flush_version(FileSystem& file_system, const Clock& clock, const std::string& root,
                                std::span<const RankPart> parts, const std::string& member, PublishGate& gate,
                                const Log& log) {
+  GatedFileSystem fs(file_system, gate);
   const VersionName name = parts.front().version.name;
   const std::string directory = version_path(root, name);
   SW_ASSIGN(PartsCommit commit, commit_of(parts, directory));
@@ -117,9 +134,13 @@ Result<Manifest> flush_version(FileSystem& fs, const Clock& clock, const std::st
   if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
   if (decided || decided.error().kind != ErrorKind::kNotFound) return decided;
 
-  if (Status written = write_parts(fs, *store, directory, parts, commit, gate); !written) {
-    // It may be the disk that is full. Once the gate is closed, the names belong to the next attempt and its cleaner.
-    if (gate.open()) (void)remove_partial(fs, directory, parts);
+  Status written = write_parts(fs, *store, directory, parts, commit, gate);
+  // The dead trainer's last operation may have ended only after its names were removed.
+  if (!written && written.error().kind == ErrorKind::kAlreadyExists)
+    written = write_parts(fs, *store, directory, parts, commit, gate);
+  if (!written) {
+    // It may be the disk that is full. Once the gate is closed, the names belong to others, and nothing is removed.
+    (void)remove_partial(fs, directory, parts);
     return fail(std::move(written).error());
   }
   decided = taken_over(root);
@@ -127,9 +148,12 @@ Result<Manifest> flush_version(FileSystem& fs, const Clock& clock, const std::st
     // Slabs are filled with something else only after their version has left the table. So what was read is what was
     // staged, as long as the table has it still.
     const auto still_there = [](const RankPart& part) { return part.region->holds(part.entry, part.version.name); };
-    decided = std::ranges::all_of(parts, still_there)
-                  ? store->decide(std::move(commit.manifest))
-                  : fail(ErrorKind::kAborted, "the version left the keeper's memory while it was written", directory);
+    const Status complete = check_files(fs, directory, parts, commit);
+    if (!std::ranges::all_of(parts, still_there)) {
+      decided = fail(ErrorKind::kAborted, "the version left the keeper's memory while it was written", directory);
+    } else {
+      decided = complete ? store->decide(std::move(commit.manifest)) : fail(complete.error());
+    }
   }));
   if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
   return decided;
@@ -145,8 +169,7 @@ bool is_unsaved(FileSystem& fs, const std::string& root, const Region::Kept& kep
     if (newest->world != kept.version.world || rank >= newest->members.size()) return false;
     if (std::ranges::find(kept.members, newest->members[rank]) == kept.members.end()) return false;
   }
-  const auto decided = read_manifest(fs, root, kept.version.name);
-  return !decided && decided.error().kind == ErrorKind::kNotFound;
+  return !read_manifest(fs, root, kept.version.name);  // an abort decides it as well
 }
 
 std::optional<std::uint64_t> unsaved_step(FileSystem& fs, const std::string& root, const Region& region) {

@@ -121,6 +121,7 @@ Result<std::optional<std::unique_ptr<KeeperClient>>> KeeperClient::attach(const 
     return fail(ErrorKind::kBusy,
                 fmt::format("process {} is attached to the keeper of this directory", reply.message.pid),
                 settings.directory);
+  client->earlier_flush_hangs_ = reply.message.flushing != 0;
   if (reply.message.kind == MessageKind::kMemory) {
     SW_ASSIGN(client->memory_, map_reply(reply, SharedMemory::Access::kWrite));
   }
@@ -164,9 +165,9 @@ Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& setting
   return Peeked({.memory = std::move(memory), .flushing = reply.message.flushing != 0});
 }
 
-void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds patience) {
+void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kPause{10};
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     const auto peeked = peek_at_keeper(settings);
     if (!peeked || !*peeked || !(*peeked)->flushing || std::chrono::steady_clock::now() >= deadline) return;

@@ -37,6 +37,9 @@ class KeeperClient {
 
   // What the keeper held when this trainer attached; null: nothing, or make_memory() was called.
   [[nodiscard]] const std::shared_ptr<SharedMemory>& memory() const { return memory_; }
+  // The keeper was writing a step, and hangs in that: files of its version may still be created and removed there. So
+  // this trainer must not write them.
+  [[nodiscard]] bool earlier_flush_hangs() const { return earlier_flush_hangs_; }
   // New memory, all zero. The keeper drops what it held, and so does this object. If nobody else has it mapped any
   // more, there is never more than one.
   [[nodiscard]] Result<std::shared_ptr<SharedMemory>> make_memory(std::uint64_t size_bytes);
@@ -49,6 +52,7 @@ class KeeperClient {
 
   UniqueFd socket_;
   std::shared_ptr<SharedMemory> memory_;
+  bool earlier_flush_hangs_ = false;
   ForkGuard fork_guard_;  // last: its callback closes the socket
 };
 
@@ -58,9 +62,9 @@ struct PeekedMemory {
 };
 // What a keeper holds, without attaching to it: nothing changes for it. nullopt: there is none, or it holds nothing.
 [[nodiscard]] Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& settings);
-// Waits as long as the keeper of an earlier trainer writes a step, and no longer than `patience`. Whoever attaches to
+// Waits as long as the keeper of an earlier trainer writes a step, and no longer than `timeout`. Whoever attaches to
 // it or ends it would stop that.
-void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds patience);
+void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds timeout);
 // A run that cannot use the keeper of an earlier one takes over the directory. The keeper releases its memory and ends,
 // and publishes nothing more.
 void release_stale_keeper(const KeeperSettings& settings);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
@@ -23,11 +24,19 @@ namespace {
 
 constexpr unsigned kLockTries = 200;
 constexpr std::chrono::milliseconds kLockPause{25};
+constexpr std::chrono::milliseconds kFirstFlushPause{1'000};
+constexpr std::chrono::milliseconds kLastFlushPause{60'000};
 constexpr std::size_t kMaxPeers = 16;  // connected at once without being the trainer
 
 UniqueFd watch_process(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
 
 bool ready(const pollfd& watched) { return watched.revents != 0; }
+
+// The other end is closed, whatever it sent before.
+bool hung_up(const UniqueFd& socket) {
+  pollfd end{.fd = socket.get(), .events = 0, .revents = 0};
+  return ::poll(&end, 1, 0) > 0 && (end.revents & POLLHUP) != 0;
+}
 
 }  // namespace
 
@@ -79,11 +88,16 @@ void KeeperServer::run() {
     for (std::size_t i = 0; i < peers_.size() && 5 + i < watched.size(); ++i)
       if (ready(watched[5 + i])) serve(peers_[i]);
     std::erase_if(peers_, [](const Peer& peer) { return !peer.socket; });
+    // One that could not be answered, or that sent garbage. Its process may live on, without a memory tier.
+    if (trainer_ && !trainer_->socket) trainer_ended();
     if (ready(watched[0])) accept_peer();
     if (ready(watched[2])) {
       std::uint64_t ended = 0;
       if (::read(flush_ended_.get(), &ended, sizeof ended) < 0) ended = 0;
-      if (flush_ && flush_->ended) flush_.reset();
+      if (flush_ && flush_->ended) {
+        if (flush_->again) try_again_later();
+        flush_.reset();
+      }
       std::erase_if(stopped_, [](const auto& old) { return old->ended.load(); });
     }
     if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
@@ -160,6 +174,12 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
 }
 
 void KeeperServer::attach(Peer& peer) {
+  // It has waited for too long, and goes on without us. A flush must not end for it.
+  if (hung_up(peer.socket)) {
+    log_.warn("process {} wanted to attach, and is not there any more", peer.process);
+    (void)peer.socket.close();
+    return;
+  }
   if (trainer_ && !trainer_gone(false)) {
     return send(peer, {.kind = MessageKind::kRefused, .pid = trainer_->process});
   }
@@ -171,7 +191,8 @@ void KeeperServer::attach(Peer& peer) {
   trainer_ = std::move(moved);
   release_at_.reset();
   log_.info("process {} is attached", trainer_->process);
-  if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory}, &memory_);
+  const std::uint32_t hangs = earlier_flush_hangs() ? 1 : 0;
+  if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory, .flushing = hangs}, &memory_);
   send(*trainer_, {.kind = MessageKind::kNoMemory});
 }
 
@@ -201,58 +222,103 @@ void KeeperServer::trainer_ended() {
   trainer_.reset();
   release_at_ = clock_.now() + options_.keep_for;
   lock_tries_ = 0;
+  flush_pause_ = kFirstFlushPause;
   begin_flush();
 }
 
 void KeeperServer::begin_flush() {
   flush_at_.reset();
   if (!memory_) return;
+  bool again = false;
+  try {
+    again = !start_flush();
+  } catch (const std::exception& trouble) {
+    // No memory or no thread, perhaps because of what ended the trainer. The step is only here, so it is tried again.
+    flush_.reset();
+    log_.error("unsaved steps cannot be written to disk now: {}", trouble.what());
+    try_again_later();
+  }
+  if (again) flush_at_ = clock_.now() + kLockPause;
+}
+
+void KeeperServer::try_again_later() {
+  flush_at_ = clock_.now() + flush_pause_;
+  flush_pause_ = std::min(2 * flush_pause_, kLastFlushPause);
+}
+
+// False: not yet.
+bool KeeperServer::start_flush() {
+  if (earlier_flush_hangs()) return false;  // it may still remove what this one writes
   auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
-  if (!memory) return log_.error("the memory cannot be read: {}", memory.error().to_string());
-  auto region = Region::open(std::move(*memory));
-  if (!region) return log_.error("the memory cannot be read: {}", region.error().to_string());
+  auto opened = memory ? Region::open(std::move(*memory)) : fail(memory.error());
+  if (!opened) {
+    log_.error("the memory cannot be read: {}", opened.error().to_string());
+    return true;
+  }
+  const auto region = std::make_shared<const Region>(std::move(*opened));
   std::vector<Region::Kept> waiting = region->kept();
   std::erase_if(waiting,
                 [](const Region::Kept& kept) { return kept.state != KeptState::kStaged || kept.version.world != 1; });
-  if (waiting.empty()) return;
+  if (waiting.empty()) return true;
   // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
   // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.
   auto lock = fs_.try_lock(lock_path(options_.directory));
-  if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) {
-    flush_at_ = clock_.now() + kLockPause;
-    return;
+  if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) return false;
+  if (!lock) {
+    log_.warn("could not write unsaved steps to disk: {}", lock.error().to_string());
+    return true;
   }
-  if (!lock) return log_.warn("could not write unsaved steps to disk: {}", lock.error().to_string());
-
   flush_ = std::make_shared<Flush>();
   flush_->lock = std::move(*lock);
-  const auto body = [this, flush = flush_.get(), region = std::make_shared<const Region>(std::move(*region)),
-                     waiting = std::move(waiting)](const std::stop_token&) {
-    for (const Region::Kept& kept : waiting) {
-      const std::uint64_t step = kept.version.name.step;
+  flush_->lock->explain(
+      fmt::format("a memory keeper is writing the last step of a trainer that died to this directory, at most until {} "
+                  "after the trainer's end (memory_timeout)",
+                  format_seconds(std::chrono::duration<double>(options_.keep_for).count())),
+      "wait until it is done, or start the trainer again, which goes on from that step");
+  flush_->thread = start_thread(
+      "sw-flush", [this, current = flush_.get(), region, waiting = std::move(waiting)](const std::stop_token&) {
+        flush(*current, region, waiting);
+        current->ended = true;
+        const std::uint64_t one = 1;
+        if (::write(flush_ended_.get(), &one, sizeof one) < 0)
+          log_.error("internal: cannot signal the end of the flush");
+      });
+  return true;
+}
+
+void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& region,
+                         const std::vector<Region::Kept>& waiting) {
+  for (const Region::Kept& kept : waiting) {
+    const std::uint64_t step = kept.version.name.step;
+    try {
       const RankPart part{.region = region, .entry = kept.entry, .version = kept.version};
       const auto flushed =
-          flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush->gate, log_);
+          flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush.gate, log_);
       if (flushed) {
         log_.info("step {} is committed", step);
       } else {
         log_.error("step {} could not be written: {}", step, flushed.error().to_string());
       }
+    } catch (const std::exception& trouble) {
+      log_.error("step {} cannot be written now: {}", step, trouble.what());
+      flush.again = true;
     }
-    flush->ended = true;
-    const std::uint64_t one = 1;
-    if (::write(flush_ended_.get(), &one, sizeof one) < 0) log_.error("internal: cannot signal the end of the flush");
-  };
-  flush_->thread = start_thread("sw-flush", body);
+  }
 }
 
 void KeeperServer::hand_over() {
   flush_at_.reset();
   if (!flush_) return;
   flush_->gate.close();
+  static_cast<void>(flush_->gate.wait_idle(options_.idle_within));
   // At once, and not when its thread ends: that may hang in a write.
   flush_->lock.reset();
   stopped_.push_back(std::exchange(flush_, nullptr));
+}
+
+bool KeeperServer::earlier_flush_hangs() const {
+  return std::ranges::any_of(stopped_,
+                             [](const auto& old) { return !old->gate.wait_idle(std::chrono::milliseconds(0)); });
 }
 
 void KeeperServer::send(Peer& peer, const KeeperMessage& message, const UniqueFd* descriptor) {

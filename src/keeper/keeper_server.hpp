@@ -3,7 +3,9 @@
 // after a time without a trainer.
 //
 //   main thread: answers requests, watches the trainer (its socket and its pidfd), watches the clock
-//   "sw-flush":  writes to tier 0 after the trainer's death; never before, and never after the next one has attached
+//   "sw-flush":  writes to tier 0 after the trainer's death; never before. Once the next one has attached, it begins
+//                nothing that others can see (PublishGate). What it is in the middle of may hang; then the trainer is
+//                told, and leaves the names alone
 //
 // Owner: the command line (cli/keeper.cpp). Thread rule: run() belongs to one thread.
 #pragma once
@@ -33,6 +35,8 @@ struct KeeperOptions {
   std::string directory;  // absolute
   std::uint32_t rank = 0;
   std::chrono::milliseconds keep_for{600'000};
+  // How long whoever takes over waits for an operation of the flush on names (PublishGate::wait_idle).
+  std::chrono::milliseconds idle_within{1'000};
 };
 
 class KeeperServer {
@@ -54,7 +58,8 @@ class KeeperServer {
     PublishGate gate;
     std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
     std::atomic<bool> ended{false};
-    std::jthread thread;  // started last
+    std::atomic<bool> again{false};  // there was no memory for it
+    std::jthread thread;             // started last
   };
 
   [[nodiscard]] std::optional<int> wait_ms() const;
@@ -66,7 +71,11 @@ class KeeperServer {
   [[nodiscard]] bool trainer_gone(bool process_ended) const;
   void trainer_ended();
   void begin_flush();
+  [[nodiscard]] bool start_flush();
+  void try_again_later();
+  void flush(Flush& flush, const std::shared_ptr<const Region>& region, const std::vector<Region::Kept>& waiting);
   void hand_over();
+  [[nodiscard]] bool earlier_flush_hangs() const;
   void send(Peer& peer, const KeeperMessage& message, const UniqueFd* descriptor = nullptr);
 
   const KeeperOptions options_;
@@ -82,6 +91,7 @@ class KeeperServer {
   std::vector<Peer> peers_;  // connected, not attached
   std::optional<TimePoint> release_at_;
   std::optional<TimePoint> flush_at_;  // when to try again
+  std::chrono::milliseconds flush_pause_{};
   unsigned lock_tries_ = 0;
   bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
   bool done_ = false;

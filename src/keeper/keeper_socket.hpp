@@ -35,8 +35,10 @@ struct KeeperMessage {
   MessageKind kind = MessageKind::kAttach;
   std::uint64_t bytes = 0;
   std::int32_t sys_errno = 0;
-  std::int32_t pid = 0;        // kRefused: of the trainer that is attached
-  std::uint32_t flushing = 0;  // reply to kPeek: 1 while a step of a dead trainer is being written, or will be
+  std::int32_t pid = 0;  // kRefused: of the trainer that is attached
+  // Reply to kPeek: 1 while a step of a dead trainer is being written, or will be. Reply to kAttach: 1 if a write of
+  // such a step hangs.
+  std::uint32_t flushing = 0;
   std::uint32_t reserved = 0;
 };
 

@@ -62,7 +62,7 @@ struct Region::Entry {
   std::uint64_t text_bytes;
   std::uint64_t text_digest;
   Id member;
-  Id heir;
+  Id next_owner;
 };
 
 std::uint64_t Region::size_bytes(const RegionShape& shape) {
@@ -135,7 +135,7 @@ Status Region::publish(std::uint32_t index, const StagedVersion& version, const 
   slot.text_bytes = words.size();
   slot.text_digest = digest64(std::as_bytes(std::span(words)));
   set_id(slot.member, member);
-  set_id(slot.heir, {});
+  set_id(slot.next_owner, {});
   // The one store that makes it a version. All bytes of it were written before, by threads that this one waited for.
   slot.state.store(std::to_underlying(KeptState::kStaged), std::memory_order_release);
   return {};
@@ -152,14 +152,14 @@ void Region::drop(std::uint32_t index) {
   entry(index).state.store(std::to_underlying(KeptState::kEmpty), std::memory_order_release);
 }
 
-void Region::set_heir(std::uint32_t index, const std::string& member, const std::string& next) {
+void Region::set_next_owner(std::uint32_t index, const std::string& member, const std::string& next) {
   // In this order, so that at each moment one of the two fields holds `member`, whole.
   Entry& slot = entry(index);
   if (get_id(slot.member) != member) {
     set_id(slot.member, member);
     std::atomic_thread_fence(std::memory_order_release);
   }
-  set_id(slot.heir, next);
+  set_id(slot.next_owner, next);
   std::atomic_thread_fence(std::memory_order_release);
 }
 
@@ -179,7 +179,7 @@ std::vector<Region::Kept> Region::kept() const {
     all.push_back({.entry = i,
                    .state = static_cast<KeptState>(state),
                    .version = std::move(*version),
-                   .members = {get_id(slot.member), get_id(slot.heir)}});
+                   .members = {get_id(slot.member), get_id(slot.next_owner)}});
   }
   std::ranges::sort(all, {}, [](const Kept& each) { return each.version.name; });
   return all;

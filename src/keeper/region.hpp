@@ -59,7 +59,7 @@ class Region {
   void drop(std::uint32_t entry);
   // `next` is about to claim an attempt that goes on from this version. Until that claim is on disk, the version
   // belongs to `member`, afterwards to `next`. A crash in between does not lose it.
-  void set_heir(std::uint32_t entry, const std::string& member, const std::string& next);
+  void set_next_owner(std::uint32_t entry, const std::string& member, const std::string& next);
 
   // What is in the memory, oldest first. An entry whose text cannot be believed is left out.
   struct Kept {

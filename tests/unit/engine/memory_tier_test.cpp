@@ -1,6 +1,8 @@
 #include "engine/memory_tier.hpp"
 
+#include <cerrno>
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -22,16 +24,17 @@ namespace {
 // A keeper on a thread of the test, with a disk of its own. An earlier trainer has staged step 7 there and is gone.
 class MemoryTierTest : public ::testing::Test {
  protected:
-  MemoryTierTest() {
+  // Where the keeper hangs when it writes step 7.
+  explicit MemoryTierTest(FsCall hangs = FsCall::kWriteAt) {
     {
       auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
       attempt_ = store->attempt().claim("test", {}, {"me"}).value();
       EXPECT_TRUE(store->make_version(7).has_value());
     }
-    keeper_disk_.hang(FsCall::kWriteAt);
-    server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = root_, .keep_for = std::chrono::minutes(10)},
-                                             keeper_disk_, clock_, Log([](LogLevel, std::string_view) {}),
-                                             listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
+    keeper_disk_.hang(hangs);
+    server_ = std::make_unique<KeeperServer>(
+        KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, keeper_disk_, clock_,
+        Log([](LogLevel, std::string_view) {}), listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
     thread_ = std::thread([this] { server_->run(); });
     auto trainer = KeeperClient::attach(settings_).value().value();
     auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
@@ -46,14 +49,15 @@ class MemoryTierTest : public ::testing::Test {
     thread_.join();
   }
   [[nodiscard]] VersionName name() const { return {7, attempt_.number}; }
-  [[nodiscard]] MemoryTier make(std::uint32_t world) {
+  [[nodiscard]] MemoryTier make(std::uint32_t world) { return make(world, *real_); }
+  [[nodiscard]] MemoryTier make(std::uint32_t world, FileSystem& disk) {
     Options options;
     options.path = root_;
     options.world = world;
     options.slab_bytes = kSmallShape.slab_bytes;
     options.keeper = "/nonexistent/slackwater";
     options.stall_timeout = std::chrono::milliseconds(1);
-    return MemoryTier(options, *real_, clock_, Log([](LogLevel, std::string_view) {}));
+    return MemoryTier(options, disk, clock_, Log([](LogLevel, std::string_view) {}));
   }
   [[nodiscard]] std::size_t kept_count() const {
     const auto peeked = peek_at_keeper(settings_);
@@ -113,6 +117,96 @@ TEST_F(MemoryTierTest, ACleanEndReleasesNoMemoryThatHasTheOnlyCopyOfAStep) {
   tier.attach();
   EXPECT_TRUE(tier.close(true).has_value());
   EXPECT_EQ(kept_count(), 0u);
+}
+
+TEST_F(MemoryTierTest, AVersionWhoseManifestCannotBeReadIsAdopted) {
+  FaultFileSystem disk(*real_);
+  disk.fail(FsCall::kWriteAt, EIO, {.times = kAlways});  // the restored step is not written here, but by the test
+  MemoryTier tier = make(1, disk);
+  tier.attach();
+  ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+  tier.note_restored(name());
+  static_cast<void>(tier.begin_attempt(1, ""));
+  disk.clear_faults();
+
+  using Versions = std::vector<VersionName>;
+  const auto adopted = [&](Versions versions) {
+    tier.settle_adopted(versions);
+    return versions;
+  };
+  const std::string path = version_path(root_, name()) + "/" + kManifestName;
+  EXPECT_EQ(adopted({name()}), Versions()) << "there is no manifest";
+  SharedRegion region;
+  std::ofstream(path) << stage(region.trainer, name(), attempt_.run).manifest;
+  EXPECT_EQ(adopted({}), Versions{name()}) << "it was committed";
+  disk.fail(FsCall::kOpen, EIO, {.times = kAlways, .path = kManifestName});
+  EXPECT_EQ(adopted({name()}), Versions{name()}) << "it may have been committed";
+  EXPECT_EQ(adopted({}), Versions{name()});
+  disk.clear_faults();
+  std::ofstream(path) << serialize(Manifest{.run = attempt_.run,
+                                            .step = name().step,
+                                            .attempt = name().attempt,
+                                            .decision = Decision::kAbort,
+                                            .reason = "given up"});
+  EXPECT_EQ(adopted({name()}), Versions()) << "it was aborted";
+}
+
+TEST_F(MemoryTierTest, ARestoredStepWhoseDecisionCannotBeReadIsNotReleased) {
+  FaultFileSystem disk(*real_);
+  MemoryTier tier = make(1, disk);
+  tier.attach();
+  ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+  disk.fail(FsCall::kOpen, EIO, {.times = kAlways, .path = version_directory(name())});
+  tier.note_restored(name());
+  EXPECT_TRUE(tier.flush().wait({}));
+  const Status closed = tier.close(true);
+  ASSERT_FALSE(closed.has_value());
+  EXPECT_NE(closed.error().message.find("step 7 is only in memory"), std::string::npos) << closed.error().message;
+  EXPECT_EQ(kept_count(), 1u);
+}
+
+TEST_F(MemoryTierTest, ARestoredStepIsWrittenByOneFlushAfterTheOther) {
+  FaultFileSystem disk(*real_);
+  MemoryTier tier = make(1, disk);
+  tier.attach();
+  const auto restore = [&] {
+    ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+    tier.note_restored(name());
+  };
+  disk.hang(FsCall::kUnlink);
+  restore();
+  disk.wait_hung(1);
+  restore();  // gives the first one up, which may still remove what the second writes
+  EXPECT_FALSE(tier.flush().wait(std::chrono::steady_clock::now() + std::chrono::milliseconds(20)));
+  EXPECT_EQ(disk.count(FsCall::kUnlink), 1u);
+  disk.release_hung();
+  EXPECT_TRUE(tier.flush().wait({}));
+  EXPECT_TRUE(read_manifest(*real_, root_, name()).has_value());
+  EXPECT_EQ(real_->list_files(version_path(root_, name()))->size(), 4u);
+  EXPECT_TRUE(tier.close(true).has_value());
+}
+
+class MemoryTierOfHungKeeperTest : public MemoryTierTest {
+ protected:
+  MemoryTierOfHungKeeperTest() : MemoryTierTest(FsCall::kUnlink) {}
+};
+
+TEST_F(MemoryTierOfHungKeeperTest, AStepIsLeftToTheKeeperWhoseWriteOfItHangs) {
+  {
+    MemoryTier tier = make(1);
+    tier.attach();
+    ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+    tier.note_restored(name());
+    EXPECT_TRUE(tier.flush().wait({}));
+    const Status closed = tier.close(true);
+    ASSERT_FALSE(closed.has_value());
+    EXPECT_NE(closed.error().message.find("hangs"), std::string::npos) << closed.error().message;
+  }
+  EXPECT_TRUE(real_->list_files(version_path(root_, name()))->empty());
+  keeper_disk_.release_hung();
+  wait_for_flush(settings_, std::chrono::minutes(2));
+  EXPECT_TRUE(read_manifest(*real_, root_, name()).has_value());
+  EXPECT_EQ(real_->list_files(version_path(root_, name()))->size(), 4u);
 }
 
 TEST(MemoryTierPool, ARestartGetsAsMuchAsTheTrainerBeforeIt) {

@@ -25,13 +25,13 @@ TEST(Region, AReaderSeesAVersionOnlyOnceItIsPublished) {
   EXPECT_TRUE(shared.reader.kept().empty());
 }
 
-TEST(Region, AnHeirOwnsTheVersionBesideWhoeverOwnedItLast) {
+TEST(Region, TheNextOwnerOwnsTheVersionBesideTheLast) {
   SharedRegion shared;
   const auto entry = shared.trainer.begin({7, 1});
   ASSERT_TRUE(shared.trainer.publish(*entry, stage(shared.trainer, {7, 1}), "first").has_value());
-  shared.trainer.set_heir(*entry, "first", "second");
+  shared.trainer.set_next_owner(*entry, "first", "second");
   EXPECT_EQ(shared.reader.kept()[0].members, (std::array<std::string, 2>{"first", "second"}));
-  shared.trainer.set_heir(*entry, "second", "third");  // the second claimed its attempt, and died
+  shared.trainer.set_next_owner(*entry, "second", "third");  // the second claimed its attempt, and died
   EXPECT_EQ(shared.reader.kept()[0].members, (std::array<std::string, 2>{"second", "third"}));
 }
 

@@ -7,9 +7,11 @@
 #include "keeper/keeper_client.hpp"
 #include "keeper/keeper_server.hpp"
 #include "os/durable.hpp"
+#include "support/fault_file_system.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/keeper/staged.hpp"
 #include "version/attempt_files.hpp"
+#include "version/version_store.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -19,8 +21,8 @@ class ServerTest : public ::testing::Test {
  protected:
   void start(std::chrono::milliseconds keep_for = std::chrono::minutes(10)) {
     ASSERT_TRUE(ensure_directory(*fs_, control_path(directory_.path())).has_value());
-    server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = directory_.path(), .keep_for = keep_for}, *fs_,
-                                             clock_, Log([](LogLevel, std::string_view) {}),
+    server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = directory_.path(), .keep_for = keep_for},
+                                             faults_, clock_, Log([](LogLevel, std::string_view) {}),
                                              listen_at(address()).value(), UniqueFd());
     thread_ = std::thread([this] { server_->run(); });
   }
@@ -39,6 +41,7 @@ class ServerTest : public ::testing::Test {
 
   const TempDir directory_;
   const std::unique_ptr<FileSystem> fs_ = make_posix_file_system();
+  FaultFileSystem faults_{*fs_};  // the keeper's
   const SystemClock clock_;
   std::unique_ptr<KeeperServer> server_;
   std::thread thread_;
@@ -102,6 +105,34 @@ TEST_F(ServerTest, AHostileClientIsCutOffAndTheTrainerIsServed) {
   std::vector<UniqueFd> silent;
   for (int i = 0; i < 40; ++i) silent.push_back(connect());
   EXPECT_TRUE(trainer->make_memory(1u << 20).has_value());
+}
+
+TEST_F(ServerTest, WhoeverWantsTheLockDuringAFlushIsToldThatItIsTheKeeperAndForHowLong) {
+  const std::string& root = directory_.path();
+  auto store = VersionStore::open(*fs_, clock_, root, Log(), VersionStore::Role::kLeader).value();
+  const Attempt attempt = store->attempt().claim("test", {}, {"me"}).value();
+  ASSERT_TRUE(store->make_version(7).has_value());
+  store.reset();
+  start();
+  {
+    auto trainer = KeeperClient::attach(settings()).value().value();
+    Region region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
+    const VersionName name{7, attempt.number};
+    const auto entry = region.begin(name);
+    ASSERT_TRUE(region.publish(*entry, stage(region, name, attempt.run), "me").has_value());
+    faults_.hang(FsCall::kSyncAll, {.path = "record"});
+  }  // dies
+  faults_.wait_hung(1);
+  const auto lock = fs_->try_lock(lock_path(root));
+  ASSERT_FALSE(lock.has_value());
+  const std::string& said = lock.error().message;
+  for (const char* words : {"a memory keeper is writing the last step of a trainer that died",
+                            "at most until 10 min 0 s after", "(memory_timeout)", "; wait until it is done"})
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  faults_.release_hung();
+  wait_for_flush(settings(), std::chrono::minutes(1));
+  EXPECT_TRUE(read_manifest(*fs_, root, {7, attempt.number}).has_value());
+  EXPECT_TRUE(fs_->try_lock(lock_path(root)).has_value());
 }
 
 TEST_F(ServerTest, WithoutATrainerItEndsByItself) {

@@ -1,0 +1,168 @@
+// What the keeper does between two trainers: it writes what the last one staged, whatever happens meanwhile.
+#include <sys/socket.h>
+
+#include <functional>
+#include <future>
+#include <mutex>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "keeper/keeper_client.hpp"
+#include "keeper/keeper_server.hpp"
+#include "support/fault_file_system.hpp"
+#include "support/temp_dir.hpp"
+#include "unit/keeper/staged.hpp"
+#include "version/catalog.hpp"
+#include "version/version_store.hpp"
+
+namespace slackwater::test {
+namespace {
+
+// The keeper on a thread of the test, with a disk of its own. The trainers are in the test's own process, which lives.
+class KeeperFlushTest : public ::testing::Test {
+ protected:
+  KeeperFlushTest() {
+    {
+      auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
+      attempt_ = store->attempt().claim("test", {}, {"me"}).value();
+      EXPECT_TRUE(store->make_version(7).has_value());
+    }
+    const Log log([this](LogLevel, std::string_view text) {
+      if (on_log_) on_log_(text);
+      if (text.find("step 7 is committed") != std::string_view::npos)
+        std::call_once(first_commit_, [this] { committed_.set_value(); });
+    });
+    server_ = std::make_unique<KeeperServer>(
+        KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, disk_, clock_, log,
+        listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
+    thread_ = std::thread([this] { server_->run(); });
+  }
+  ~KeeperFlushTest() override {
+    disk_.release_hung();
+    release_stale_keeper(settings_);
+    thread_.join();
+  }
+
+  // A trainer stages step 7 and is gone.
+  void stage_and_leave() {
+    auto trainer = KeeperClient::attach(settings_).value().value();
+    auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
+    const VersionName name{7, attempt_.number};
+    EXPECT_TRUE(region.publish(*region.begin(name), stage(region, name, attempt_.run), "me").has_value());
+  }
+  [[nodiscard]] UniqueFd connect() const {
+    return connect_to(keeper_address(root_, 0).value(), std::chrono::seconds(60)).value();
+  }
+  // All connections before this one are served by then.
+  [[nodiscard]] bool is_flushing() const { return peek_at_keeper(settings_).value().value().flushing; }
+  void until_written() {
+    wait_for_flush(settings_, std::chrono::minutes(2));
+    const VersionName name{7, attempt_.number};
+    const auto manifest = read_manifest(*real_, root_, name);
+    ASSERT_TRUE(manifest.has_value()) << manifest.error().to_string();
+    EXPECT_EQ(manifest->decision, Decision::kCommit);
+    EXPECT_EQ(real_->list_files(version_path(root_, name))->size(), 4u);
+  }
+  void expect_memory_for_the_next() {
+    const auto next = KeeperClient::attach(settings_);
+    ASSERT_TRUE(next.has_value()) << next.error().to_string();
+    ASSERT_NE(next->value()->memory(), nullptr);
+    EXPECT_EQ(Region::open(next->value()->memory()).value().kept().size(), 1u);
+    EXPECT_FALSE(next->value()->earlier_flush_hangs());
+  }
+
+  const TempDir directory_;
+  const std::string root_ = directory_ / "run";
+  const SystemClock clock_;
+  const std::unique_ptr<FileSystem> real_ = make_posix_file_system();
+  FaultFileSystem disk_{*real_};
+  const KeeperSettings settings_{
+      .directory = root_, .program = "/nonexistent/slackwater", .answer_within = std::chrono::seconds(60)};
+  Attempt attempt_;
+  std::function<void(std::string_view)> on_log_;  // set before the keeper says anything
+  std::once_flag first_commit_;
+  std::promise<void> committed_;
+  std::unique_ptr<KeeperServer> server_;
+  std::thread thread_;
+};
+
+TEST_F(KeeperFlushTest, AnAttachWhoseTrainerHasGivenUpEndsNoFlush) {
+  // The keeper is held up where it learns that its trainer is gone. Meanwhile another one comes, and waits in vain.
+  std::promise<void> held;
+  std::promise<void> go_on;
+  on_log_ = [&, first = true](std::string_view text) mutable {
+    if (text.find("has ended or disconnected") == std::string_view::npos || !std::exchange(first, false)) return;
+    held.set_value();
+    go_on.get_future().wait();
+  };
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  held.get_future().wait();
+  ASSERT_TRUE(send_message(connect(), {.kind = MessageKind::kAttach}).has_value());
+  go_on.set_value();
+  disk_.wait_hung(1);
+  EXPECT_TRUE(is_flushing());
+  EXPECT_EQ(disk_.count(FsCall::kTryLock), 1u) << "it is the same flush";
+  disk_.release_hung();
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AnAttachThatCannotBeAnsweredIsUndone) {
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  const UniqueFd deaf = connect();  // its process lives
+  ASSERT_EQ(::shutdown(deaf.get(), SHUT_RD), 0);
+  ASSERT_TRUE(send_message(deaf, {.kind = MessageKind::kAttach}).has_value());
+  // By another flush. Nobody talks to the keeper meanwhile.
+  ASSERT_EQ(committed_.get_future().wait_for(std::chrono::minutes(2)), std::future_status::ready);
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, ATrainerThatIsCutOffForGarbageIsOver) {
+  const UniqueFd trainer = connect();
+  ASSERT_TRUE(send_message(trainer, {.kind = MessageKind::kAttach}).has_value());
+  ASSERT_TRUE(receive_message(trainer).has_value());
+  ASSERT_EQ(::send(trainer.get(), "x", 1, MSG_NOSIGNAL), 1);
+  char byte = 0;
+  EXPECT_LE(::recv(trainer.get(), &byte, 1, 0), 0);
+  EXPECT_TRUE(KeeperClient::attach(settings_).has_value());
+}
+
+TEST_F(KeeperFlushTest, AFlushThatCannotBeginIsTriedAgain) {
+  disk_.raise(FsCall::kTryLock);  // as when there is no thread for it
+  stage_and_leave();
+  EXPECT_TRUE(is_flushing());
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AFlushThatRunsOutOfMemoryIsTriedAgain) {
+  disk_.raise(FsCall::kWriteAt);
+  stage_and_leave();
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AFlushThatHangsIsToldToTheNextTrainerAndNoOtherBeginsBeforeItHasEnded) {
+  disk_.hang(FsCall::kUnlink);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  {
+    const auto trainer = KeeperClient::attach(settings_).value().value();
+    ASSERT_NE(trainer->memory(), nullptr);
+    EXPECT_TRUE(trainer->earlier_flush_hangs());
+  }
+  EXPECT_TRUE(is_flushing()) << "or will be";
+  EXPECT_EQ(disk_.count(FsCall::kTryLock), 1u);
+  disk_.release_hung();
+  until_written();
+  EXPECT_EQ(disk_.count(FsCall::kTryLock), 2u);
+  expect_memory_for_the_next();
+}
+
+}  // namespace
+}  // namespace slackwater::test
