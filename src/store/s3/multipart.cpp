@@ -134,10 +134,8 @@ Result<std::vector<UploadInfo>> list_uploads(ObjectClient& client, const std::st
     auto answered = client.send_for_xml(
         {.doing = "cannot list the uploads under way", .method = "GET", .key = {}, .query = std::move(query)},
         "ListMultipartUploadsResult");
-    // rclone's answer as long as no upload was ever begun. (NoSuchBucket is an error.)
-    if (!answered && answered.error().kind == ErrorKind::kNotFound &&
-        answered.error().message.find("NoSuchUpload") != std::string::npos)
-      return uploads;
+    // rclone's answer as long as no upload was ever begun. (A missing bucket is another error.)
+    if (!answered && answered.error().kind == ErrorKind::kNotFound) return uploads;
     if (!answered) return fail(std::move(answered).error());
     const XmlElement& root = *answered;
     const bool encoded = root.text_of("EncodingType") == "url";

@@ -56,6 +56,29 @@ std::optional<std::int64_t> parse_http_date(const std::string& text) {
   return ::timegm(&parts);
 }
 
+// Whether a 404 with this error code can mean that an object or an upload is missing. A bucket that exists has a list,
+// so for a list it cannot: what was not reached must never be taken for empty.
+bool may_be_missing(const ObjectCall& call, std::string_view code) {
+  const bool lists_uploads = !call.query.empty() && call.query.front().first == "uploads";
+  if (call.key.empty()) return lists_uploads && code == "NoSuchUpload";  // rclone, as long as none was ever begun
+  // Without a code, only a list tells: settle_missing().
+  const bool plain = call.query.empty() && (call.method == "HEAD" || call.method == "GET" || call.method == "DELETE");
+  return !code.empty() || plain;
+}
+
+// After a 404 without an error code. It is the answer to a HEAD, which has no body, or something else answers in place
+// of the store.
+Error settle_missing(ObjectClient& client, const std::string& key, Error missing) {
+  constexpr unsigned kEnough = 4;
+  auto page = client.list_page(key, "/", kEnough);
+  if (!page) return std::move(page).error();
+  if (std::ranges::find(page->objects, key, &ObjectInfo::key) == page->objects.end()) return missing;
+  missing.kind = ErrorKind::kIo;
+  missing.message += ", but it lists the object";
+  missing.retryable = true;
+  return missing;
+}
+
 Result<std::string> hash_payload(ByteSource* body) {
   Sha256Stream stream;
   for (std::uint64_t done = 0; body != nullptr && done < body->size_bytes();) {
@@ -158,6 +181,18 @@ Error ObjectClient::error_of(const ObjectCall& call, const HttpAnswer& answer, c
     again = credentials_.renew(used);
     if (!again) error.message += "; the credentials have expired or are unknown: renew them";
   }
+  if (said.code == "NoSuchBucket") {
+    error.kind = ErrorKind::kInvalidArgument;
+    error.message = fmt::format(
+        "{}: the bucket '{}' does not exist at {}; create it, or correct its name, the endpoint or the region",
+        call.doing, address_.bucket, address_.endpoint.host);
+  } else if (answer.status == 404 && !may_be_missing(call, said.code)) {
+    error.kind = ErrorKind::kIo;
+    again = true;  // a proxy says so while the store behind it starts
+    error.message += fmt::format(
+        "; no object store says that about a bucket that exists: is {} its endpoint, and is the store running?",
+        address_.endpoint.host);
+  }
   if (said.code == "RequestTimeTooSkewed") {
     // The signature holds the time. Take the server's, once.
     const auto server = parse_http_date(answer.header("date"));
@@ -214,6 +249,8 @@ Result<HttpAnswer> ObjectClient::send(ObjectCall call) {
     if (!again || last) {
       // Whoever calls next need not wait for all the tries again. The first answer ends this.
       if (!answer && again) down_ = true;
+      if (answer && error.kind == ErrorKind::kNotFound && parse_store_error(answer->body).code.empty())
+        error = settle_missing(*this, call.key, std::move(error));
       return fail(std::move(error));
     }
     if (!pause(pause_before(attempt))) return fail(ErrorKind::kClosed, "the object store is being closed");

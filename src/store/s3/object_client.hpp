@@ -83,9 +83,10 @@ class ObjectClient {
   [[nodiscard]] const std::string& bucket() const { return address_.bucket; }
   [[nodiscard]] std::string path_of(std::string_view key) const;  // "s3://bucket/key", for errors
 
-  // Errors: kNotFound (404), kAlreadyExists (412), kPermission (401, 403), kUnsupported (405, 501), kBusy (409, in the
-  // end), kInvalidArgument (a wrong region, a bad request); kIo and kTimeout, retryable, if all tries failed. An error
-  // of the body's source is returned as it is, with its path.
+  // Errors: kNotFound (the object or the upload is missing, as the store itself says), kAlreadyExists (412),
+  // kPermission (401, 403), kUnsupported (405, 501), kBusy (409, in the end), kInvalidArgument (no such bucket, a wrong
+  // region, a bad request); kIo and kTimeout, retryable, if all tries failed. Any other 404 is kIo. An error of the
+  // body's source is returned as it is, with its path.
   [[nodiscard]] Result<HttpAnswer> send(ObjectCall call);
   // The same, for answers in XML whose root has this name.
   [[nodiscard]] Result<XmlElement> send_for_xml(ObjectCall call, std::string_view root);
