@@ -1,6 +1,6 @@
 """Build and run the fuzz targets, as many at a time as there are processors.
 
-    scripts/fuzz.py --seconds 25               replay the corpora, then fuzz for this long; `make test-fuzz` does this
+    scripts/fuzz.py --seconds 12               replay the corpora, then fuzz for this long; `make test-fuzz` does this
     scripts/fuzz.py --seconds 600 --keep       the same, and keep new inputs in build/fuzz/corpus; `make fuzz` does this
 
 An input that breaks a target is kept in build/fuzz/finds, and the command that runs it again is printed. Where no clang

@@ -189,8 +189,8 @@ class Engine {
   // Keeps retention from ever deleting this step. A step in flight is pinned before anybody can see it committed. If it
   // fails, no pin is left behind, and the failure is reported as usual.
   Status pin(std::uint64_t step);
-  // Deletes a step; rank 0 only. If versions of the step were set aside, it removes those and nothing else. A second
-  // call then removes the live version.
+  // Deletes a step; rank 0 only. Lower tiers follow when they can be reached, if need be in a later run. If versions of
+  // the step were set aside, it removes those and nothing else. A second call then removes the live version.
   Status remove(std::uint64_t step);
 
   // The first background error that wait() or close() has not reported yet. Does not clear it.

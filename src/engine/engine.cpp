@@ -1,14 +1,22 @@
 #include "slackwater/engine.hpp"
 
 #include <algorithm>
+#include <map>
 
+#include <fmt/format.h>
+
+#include "base/guarded.hpp"
 #include "base/result.hpp"
 #include "engine/engine_impl.hpp"
 #include "engine/options_check.hpp"
 #include "keeper/keeper_client.hpp"
+#include "store/s3/locations.hpp"
+#include "version/delete_notes.hpp"
 
 namespace slackwater {
 namespace {
+
+constexpr std::chrono::milliseconds kCompareTimeout{2'000};
 
 Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
   std::vector<Tier> tiers;
@@ -20,6 +28,50 @@ Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
     tiers.push_back(std::move(opened));
   }
   return tiers;
+}
+
+// A delete() may have been killed before it removed anything. That is over: nothing was deleted.
+void settle_delete_notes(FileSystem& fs, const std::string& root, const Log& log) {
+  if (const Status withdrawn = withdraw_void_delete_notes(fs, root); !withdrawn)
+    log.warn("notes of an interrupted delete() could not be looked at: {}", withdrawn.error().to_string());
+  if (const auto found = list_delete_notes(fs, root)) {
+    for (const std::string& warning : found->warnings) log.warn("{}", warning);
+  }
+}
+
+// One directory may have two names, through a symbolic link or a bind mount. Called when tier 0 is there. A lower tier
+// that does not respond is not waited for: `parts.late_probes` is what still asks it then.
+Status check_tiers_differ(const Options& options, EngineDependencies& parts) {
+  using Identities = Guarded<std::map<std::string, std::string>>;  // by root
+  std::vector<TierPlace> lower;
+  for (const Tier& tier : parts.tiers)
+    if (!is_object_location(tier.root())) lower.push_back({&tier.fs(), tier.root()});
+  if (lower.empty()) return {};
+  const auto own = parts.fs->identity(options.path);
+  if (!own) return {};
+  auto probes = std::make_unique<TierProbes>();
+  const auto found = std::make_shared<Identities>();
+  const auto answers = probes->ask(lower, std::min(kCompareTimeout, parts.tier_answer_timeout),
+                                   [found](const TierPlace& tier) -> Status {
+                                     SW_ASSIGN(std::string identity, tier.fs->identity(tier.root));
+                                     found->lock()->emplace(tier.root, std::move(identity));
+                                     return {};
+                                   });
+  if (answers.late) parts.late_probes = std::move(probes);
+
+  std::map<std::string, std::string> roots{{*own, options.path}};  // by identity
+  const auto identities = found->lock();
+  for (const auto& [root, identity] : *identities) {
+    const auto [same, is_new] = roots.emplace(identity, root);
+    if (is_new) continue;
+    // Nobody may wait for a thread that hangs, so what it uses is leaked.
+    if (parts.late_probes) static_cast<void>(new EngineDependencies(std::move(parts)));
+    return fail(
+        ErrorKind::kInvalidArgument,
+        fmt::format("two tiers have the same location: this directory is that of {} under another name", same->second),
+        root);
+  }
+  return {};
 }
 
 }  // namespace
@@ -56,6 +108,8 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));
   SW_ASSIGN(const Catalog catalog, versions->scan());
   for (const std::string& warning : catalog.warnings) log.warn("{}", warning);
+  SW_TRY(check_tiers_differ(options, parts));
+  if (role == VersionStore::Role::kLeader) settle_delete_notes(*parts.fs, options.path, log);
   return Engine(
       std::make_unique<Engine::Impl>(std::move(options), std::move(parts), std::move(versions), catalog, log));
 }

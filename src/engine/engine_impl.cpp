@@ -1,5 +1,6 @@
 #include "engine/engine_impl.hpp"
 
+#include <algorithm>
 #include <shared_mutex>
 #include <system_error>
 #include <utility>
@@ -8,6 +9,8 @@
 
 #include "base/result.hpp"
 #include "engine/skip_thread.hpp"
+#include "version/catalog.hpp"
+#include "version/delete_notes.hpp"
 
 namespace slackwater {
 
@@ -136,6 +139,51 @@ Status Engine::Impl::pin(std::uint64_t step) {
   return {};
 }
 
+namespace {
+
+// The run that saved it; empty: neither its manifest nor its attempt's file can be read.
+std::string run_of(const EngineShared& shared, const CatalogEntry& entry) {
+  if (!entry.run.empty()) return entry.run;
+  const auto attempt = read_attempt(*shared.fs, shared.options.path, entry.name.attempt);
+  return attempt ? attempt->run : std::string();
+}
+
+// First the notes for the lower tiers, then the version: a crash in between leaves it live everywhere, and notes that
+// are not in force (version/delete_notes.hpp). The same after an error, unless the version is gone here by then.
+Status remove_everywhere(EngineShared& shared, VersionStore& store, const CatalogEntry& entry) {
+  const std::string& root = shared.options.path;
+  const VersionName& name = entry.name;
+  const std::string run = run_of(shared, entry);
+  Status noted = shared.promotions.note_delete(name, run);
+  // Whoever wants to free space on a full disk must be able to. Then the notes follow as soon as there is some.
+  const bool note_later = !noted && noted.error().kind == ErrorKind::kNoSpace;
+  if (!noted && !note_later) {
+    static_cast<void>(withdraw_void_delete_notes(*shared.fs, root));
+    Error error = std::move(noted).error();
+    error.message = fmt::format(
+        "step {} was not deleted, because it could not be noted that the lower tiers must delete it too: {}", name.step,
+        error.message);
+    return fail(std::move(error));
+  }
+  Status removed = store.remove(name, "delete() was called");
+  if (!removed) {
+    static_cast<void>(withdraw_void_delete_notes(*shared.fs, root));
+    return removed;
+  }
+  if (note_later) noted = shared.promotions.note_delete(name, run);
+  shared.live.lock()->note_removed(name);
+  shared.promotions.remove(name, run);
+  if (noted) return {};
+  Error error = std::move(noted).error();
+  error.message = fmt::format(
+      "step {} was deleted on tier 0, but it could not be noted that the lower tiers must delete it too; if one of "
+      "them does not before this run ends, remove it there with slackwater rm: {}",
+      name.step, error.message);
+  return fail(std::move(error));
+}
+
+}  // namespace
+
 Status Engine::Impl::remove(std::uint64_t step) {
   SW_TRY(shared_.jobs.usable());
   SW_TRY(has_directory());
@@ -159,9 +207,10 @@ Status Engine::Impl::remove(std::uint64_t step) {
   if (names.empty()) return fail(find_version(step).error());
   if (shared_.memory) shared_.memory->drop_step(step);
   for (const VersionName& name : names) {
-    SW_TRY(store.remove(name, "delete() was called"));
-    shared_.live.lock()->note_removed(name);
-    shared_.promotions.remove(name);
+    const auto entry = std::ranges::find(catalog.entries, name, &CatalogEntry::name);
+    // One that somebody else has removed is not there, and the store says so.
+    SW_TRY(entry == catalog.entries.end() ? store.remove(name, "delete() was called")
+                                          : remove_everywhere(shared_, store, *entry));
   }
   return {};
 }

@@ -1,12 +1,15 @@
 // Engine::Impl: the composition root. It owns the parts and what they share, and starts and stops their threads:
-//   Saver      save(), on the trainer's thread
+//   Saver          save(), on the trainer's thread
 //   PipelineMaker  the pool, when its size is known
-//   Planner    sw-plan: what must be known before bytes move
-//   Committer  sw-commit: sync, record, decision
-//   Restorer   restore(), on the trainer's thread
-//   CleanerThread    sw-clean: deletes old versions, on rank 0
-//   Promotions  sw-promote-N: copy committed versions to lower tiers
-//   SkipThread  sw-turn: which steps are saved, if several ranks skip some
+//   Planner        sw-plan: what must be known before bytes move
+//   Sampler        sw-sample: first samples of tensors on devices (the Planner has it)
+//   Committer      sw-commit: sync, record, decision
+//   Restorer       restore(), on the trainer's thread
+//   RepairThread   sw-repair: copies to tier 0 what it lacks of the restored version (the Restorer has it)
+//   CleanerThread  sw-clean: deletes old versions, on rank 0 and on one rank of each other node (node_local)
+//   Promotions     sw-promote-N: copy committed versions to lower tiers
+//   MemoryTier     sw-memory, sw-flush: the newest versions, in a keeper's memory
+//   SkipThread     sw-turn: which steps are saved, if several ranks skip some
 // Thread rule: as Engine. docs/threading.md has the order of locks.
 // Lifetime: the parts end before what they share.
 #pragma once

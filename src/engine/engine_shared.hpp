@@ -33,6 +33,7 @@
 #include "tiers/promotions.hpp"
 #include "tiers/tier.hpp"
 #include "tiers/tier_overlay.hpp"
+#include "tiers/tier_probes.hpp"
 #include "version/version_store.hpp"
 
 namespace slackwater {
@@ -44,6 +45,8 @@ struct EngineDependencies {
   std::optional<RankFiles> files = {};      // none: as it follows from the world size
   std::vector<Tier> tiers = {};             // empty: as Options::tiers says
   std::unique_ptr<MemoryTier> memory = {};  // made by open_engine()
+  // A lower tier did not respond when the engine was opened, and this still waits for it. Made by open_engine().
+  std::unique_ptr<TierProbes> late_probes = {};
   // How long a restore waits for lower tiers that do not respond, if another tier has a checkpoint.
   std::chrono::milliseconds tier_answer_timeout{15'000};
 };
@@ -75,7 +78,8 @@ struct EngineShared {
   const std::unique_ptr<RankTransport> transport;  // null if there is one rank, and so is the protocol
   const std::unique_ptr<CommitProtocol> protocol;
   const RetentionPolicy retention;
-  const std::unique_ptr<MemoryTier> memory;  // null: there is none
+  const std::unique_ptr<MemoryTier> memory;       // null: there is none
+  const std::unique_ptr<TierProbes> late_probes;  // null: all lower tiers responded; stopped by the Restorer
 
   InFlight jobs;
   VersionStoreAccess versions;

@@ -32,19 +32,23 @@ void LiveVersions::adopt_all() {
   to_adopt_.insert(to_adopt_.end(), unreadable_.begin(), unreadable_.end());
 }
 
-void LiveVersions::go_on_from(const VersionInfo& version, const Catalog& catalog,
-                              const std::vector<SetAside>& passed_over) {
+void LiveVersions::go_on_from(const VersionInfo& version, const Seen& seen) {
   attempt_.reset();
   to_adopt_.clear();
+  continued_ = {.step = version.step, .left_behind = {}};
   const VersionName chosen{version.step, version.attempt};
-  for (const CatalogEntry& entry : catalog.entries) {
+  for (const CatalogEntry& entry : seen.catalog.entries) {
     // Every version that exists, whether or not it can be read now.
-    if ((entry.adoptable() && entry.name.step <= version.step) || entry.name == chosen) to_adopt_.push_back(entry.name);
+    if ((entry.adoptable() && entry.name.step <= version.step) || entry.name == chosen) {
+      to_adopt_.push_back(entry.name);
+    } else if (entry.adoptable() && seen.step_asked_for) {
+      continued_.left_behind.push_back(entry.name);
+    }
   }
-  set_aside_ = catalog.set_aside();
-  set_aside_.insert(set_aside_.end(), passed_over.begin(), passed_over.end());
+  set_aside_ = seen.catalog.set_aside();
+  set_aside_.insert(set_aside_.end(), seen.passed_over.begin(), seen.passed_over.end());
   std::erase_if(set_aside_, [&](const SetAside& aside) { return aside.version == chosen; });
-  continued_ = version.step;
+  seen_without_tier_0_ = seen.tier_0 ? nullptr : std::make_shared<const Catalog>(seen.catalog);
   ++epoch_;
 }
 

@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <vector>
 
 #include "slackwater/checkpoint.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "version/attempt.hpp"
 #include "version/catalog.hpp"
 #include "version/manifest.hpp"
@@ -34,16 +36,28 @@ class LiveVersions {
     std::vector<VersionName> adopted;
     std::vector<SetAside> set_aside;
     std::uint64_t epoch = 0;  // number of restores that chose a version: each is followed by a new attempt
-    std::optional<std::uint64_t> continued = {};  // the step that was restored; none: the run restored nothing
+    Continued continued = {};
+    // What the restore saw, if it could not reach tier 0. Null: it could.
+    std::shared_ptr<const Catalog> seen_without_tier_0 = {};
   };
   [[nodiscard]] Start start() const {
-    return {.adopted = to_adopt_, .set_aside = set_aside_, .epoch = epoch_, .continued = continued_};
+    return {.adopted = to_adopt_,
+            .set_aside = set_aside_,
+            .epoch = epoch_,
+            .continued = continued_,
+            .seen_without_tier_0 = seen_without_tier_0_};
   }
   // For a run that restored nothing: the versions that were there stay live, whatever happens to its first step.
   void adopt_all();
   // From here on this run continues that version. Later versions are replaced at the next commit, except those passed
   // over as damaged: they are set aside and kept.
-  void go_on_from(const VersionInfo& restored, const Catalog& catalog, const std::vector<SetAside>& passed_over);
+  struct Seen {
+    const Catalog& catalog;
+    const std::vector<SetAside>& passed_over;
+    bool step_asked_for = false;  // by the user: a rollback, if there are later versions
+    bool tier_0 = true;           // it could be reached
+  };
+  void go_on_from(const VersionInfo& restored, const Seen& seen);
   // Rank 0 decides which versions stay live. Those that only other ranks have seen are live as well.
   void adopt_unseen(const VersionName& restored, const std::vector<VersionName>& seen);
 
@@ -74,7 +88,8 @@ class LiveVersions {
   std::vector<VersionName> to_adopt_;
   std::vector<SetAside> set_aside_;
   std::uint64_t epoch_ = 0;
-  std::optional<std::uint64_t> continued_;
+  Continued continued_;
+  std::shared_ptr<const Catalog> seen_without_tier_0_;
   bool sweep_due_ = false;
   struct CleanUp {
     std::uint32_t attempt = 0;  // when it began

@@ -10,6 +10,7 @@
 #include "os/durable.hpp"
 #include "ranks/poll.hpp"
 #include "ranks/restore_chooser.hpp"
+#include "version/delete_notes.hpp"
 #include "version/fields.hpp"
 
 namespace slackwater {
@@ -36,6 +37,11 @@ Result<Json> own_files(FileSystem& fs, const std::string& root) {
     if (entry.state == VersionState::kLive) newest = &entry;
   }
   if (newest != nullptr) add(version_directory(newest->name), kIndexName, kMaxSentIndexBytes);
+  // All ranks must leave out the same versions. Only this node can tell whether a note is in force.
+  if (const auto pending = pending_deletes(fs, root)) {
+    for (const DeleteNote& note : pending->notes)
+      add(kControlDirectory, delete_note_file(note.version, note.tier), kMaxDeleteNoteBytes);
+  }
   return files;
 }
 

@@ -1,7 +1,8 @@
 // What the nodes tell each other at a restore, if each has a directory of its own (Options::node_local). One rank of
 // each node sends the small files that say what there is: the newest attempt file, the manifests of the versions that
-// its directory has, and the newest index. So every rank sees the union of all nodes, even if a node was lost or died
-// before it had a copy of the last decision. Functions without state. Thread rule: the trainer's thread, in restore().
+// its directory has, the newest index, and notes of delete() that are in force. So every rank sees the union of all
+// nodes, even if a node was lost or died before it had a copy of the last decision. Functions without state. Thread
+// rule: the trainer's thread, in restore().
 #pragma once
 
 #include <cstdint>

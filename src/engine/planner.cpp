@@ -138,16 +138,7 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
   }
   // One number for all tiers: above the newest of each that can be reached.
   Promotions::Survey below;
-  if (options_.rank == 0 && !(claimed_ && claimed_->first == start.epoch)) {
-    below = shared_.promotions.survey(start.continued);
-    for (const SetAside& aside : below.adoption.set_aside) {
-      const bool known = std::ranges::find(start.set_aside, aside.version, &SetAside::version) != start.set_aside.end();
-      if (!known && std::ranges::find(start.adopted, aside.version) == start.adopted.end())
-        shared_.log.warn("step {} on a lower tier is set aside and kept: {}; restore(step={}) takes it",
-                         aside.version.step, aside.why, aside.version.step);
-    }
-    add_adopted(start.adopted, start.set_aside, below.adoption);
-  }
+  if (options_.rank == 0 && !(claimed_ && claimed_->first == start.epoch)) below = survey_below(start);
   if (shared_.memory) {
     if (members.empty()) members.push_back(memory_id);
     shared_.memory->settle_adopted(start.adopted);
@@ -159,9 +150,11 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
       if (protocol_ != nullptr && !protocol_->is_rank_0()) return accept(versions, job.name.attempt, attempt_text);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
+      SW_TRY(add_unseen(versions, start));
       return versions.attempt().claim(options_.run_name, std::move(start.adopted), std::move(members),
                                       std::move(start.set_aside), shared_.retention,
-                                      std::max(below.newest_attempt, shared_.newest_attempt_seen.load()));
+                                      std::max(below.newest_attempt, shared_.newest_attempt_seen.load()),
+                                      std::move(start.continued.left_behind));
     });
   }
   // Kept, in case the announcement fails or seems to: the next step then announces the same attempt.
@@ -176,10 +169,46 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     // Under one lock: a restore that ends in between must see both changes or neither.
     const auto live = live_.lock();
     live->begin_attempt(*attempt);
-    shared_.promotions.begin_attempt(*attempt, start.continued);
+    shared_.promotions.begin_attempt(*attempt, start.continued.step);
     if (shared_.turns) shared_.turns->begin_attempt(attempt->number);
   }
   cleaner_.request();  // removes what killed runs left behind, before it can fill the disk
+  return {};
+}
+
+namespace {
+
+// Adds what a tier has, and tells the user what of it is set aside.
+void adopt_and_tell(const Adoption& adoption, const std::string& place, LiveVersions::Start& start, const Log& log) {
+  const auto before = static_cast<std::ptrdiff_t>(start.set_aside.size());
+  add_adopted(start.adopted, start.set_aside, adoption);
+  const std::vector<SetAside> added(start.set_aside.begin() + before, start.set_aside.end());
+  for (const std::string& sentence : sentences_on_kept(added, place)) log.warn("{}", sentence);
+}
+
+}  // namespace
+
+Promotions::Survey Planner::survey_below(LiveVersions::Start& start) {
+  Promotions::Survey below = shared_.promotions.survey(start.continued);
+  adopt_and_tell(below.adoption, "a lower tier", start, log_);
+  return below;
+}
+
+// A restore that could not reach tier 0 does not know what is there, and nobody asked to go back behind that. Until it
+// can be read, there is no attempt, and so no checkpoint.
+Status Planner::add_unseen(VersionStore& versions, LiveVersions::Start& start) {
+  if (!start.seen_without_tier_0) return {};
+  auto there = versions.scan_cached();
+  if (!there) {
+    there.error().message = fmt::format(
+        "no step is saved before the directory can be read: it could not be reached when step {} was restored, and may "
+        "hold other checkpoints ({})",
+        start.continued.step.value_or(0), there.error().message);
+    return fail(std::move(there).error());
+  }
+  const Adoption adoption =
+      adopt_from_tier_0(*there, *shared_.fs, options_.path, *start.seen_without_tier_0, start.continued, start.adopted);
+  adopt_and_tell(adoption, options_.path, start, log_);
   return {};
 }
 

@@ -31,6 +31,8 @@ class Planner {
   void loop(const std::stop_token& stop);
   [[nodiscard]] Status plan(const std::shared_ptr<SaveJob>& job, const std::stop_token& stop);
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
+  [[nodiscard]] Promotions::Survey survey_below(LiveVersions::Start& start);
+  [[nodiscard]] Status add_unseen(VersionStore& versions, LiveVersions::Start& start);
   [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);

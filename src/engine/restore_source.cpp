@@ -98,13 +98,18 @@ Result<Catalog> RestoreSource::scan() {
 }
 
 Result<Catalog> RestoreSource::scan_reached() {
-  SW_ASSIGN(TierScan scan, scan_tiers(*overlay_));
+  auto scanned = scan_tiers(*overlay_);
+  if (!scanned && scanned.error().kind == ErrorKind::kNotFound) {  // of those that can be reached, none exists yet
+    if (auto error = unreachable_tier_error()) return fail(std::move(*error));
+  }
+  SW_ASSIGN(TierScan scan, std::move(scanned));
   deciding_attempt_ = scan.catalog.newest_attempt;
   newest_attempt_ = scan.newest_attempt;
   shared_.newest_attempt_seen = std::max(shared_.newest_attempt_seen.load(), newest_attempt_);
   if (const auto error = unreachable_tier_error())
     warn_once(fmt::format("{}; checkpoints stored only there cannot be used", error->message));
   for (const std::string& branch : scan.set_aside) warn_once(branch);
+  for (const std::string& version : scan.deleted) warn_once(version);
   return std::move(scan.catalog);
 }
 

@@ -34,6 +34,8 @@ class RestoreSource {
   [[nodiscard]] Result<Catalog> scan_tier_0();
   // Whether a lower tier that answers soon has a newer attempt than this: the run went on elsewhere.
   [[nodiscard]] bool newer_below(std::uint32_t attempt);
+  // Whether the last scan saw tier 0.
+  [[nodiscard]] bool reached_tier_0() const { return !overlay_ || !overlay_->left_out().contains(0); }
   // Why "there is no checkpoint" would be a guess: a tier cannot be reached.
   [[nodiscard]] std::optional<Error> unreachable_tier_error() const;
 

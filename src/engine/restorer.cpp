@@ -106,12 +106,14 @@ Result<std::optional<Restored>> Restorer::restore(const RestoreOptions& options,
 
 bool Restorer::request_stop() {
   const bool probed = probes_.request_stop();
-  return repairs_.request_stop() && probed;
+  const bool compared = shared_.late_probes == nullptr || shared_.late_probes->request_stop();
+  return repairs_.request_stop() && probed && compared;
 }
 
 void Restorer::stop() {
   repairs_.stop();
   probes_.stop();
+  if (shared_.late_probes) shared_.late_probes->stop();
 }
 
 void Restorer::end_call() {
@@ -192,7 +194,10 @@ Result<std::optional<Restored>> Restorer::restore_alone(RestoreSource& source, c
                                                      : Status(fail(ErrorKind::kCorrupt, known->why));
     if (status) {
       restored.version = entry.info;
-      use_restored(entry.info, catalog, passed_over);
+      use_restored(entry.info, {.catalog = catalog,
+                                .passed_over = passed_over,
+                                .step_asked_for = options.step.has_value(),
+                                .tier_0 = source.reached_tier_0()});
       if (!found.from_memory) begin_repair(source, entry.info);
       return std::optional<Restored>(std::move(restored));
     }
@@ -316,12 +321,11 @@ Status Restorer::wait_for_targets(const std::vector<Target>& targets, const std:
 }
 
 // From here on this run continues that version, under an attempt of its own.
-void Restorer::use_restored(const VersionInfo& version, const Catalog& catalog,
-                            const std::vector<SetAside>& passed_over) {
+void Restorer::use_restored(const VersionInfo& version, const LiveVersions::Seen& seen) {
   shared_.replicas_compared.lock()->reset();
   if (shared_.memory) shared_.memory->note_restored(name_of(version));
   const auto live = shared_.live.lock();  // over both, as Planner::ensure_attempt()
-  live->go_on_from(version, catalog, passed_over);
+  live->go_on_from(version, seen);
   if (shared_.turns) shared_.turns->begin_anew();
 }
 
@@ -354,7 +358,9 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
     }
     found = std::move(*listed);
     for (const CatalogEntry& entry : found.versions) offer.versions.push_back(entry.name);
-    if (found.versions.empty()) offer.error = source.unreachable_tier_error();
+    // With a directory on each node, only a rank of this node can tell the others what is there.
+    if (found.versions.empty() || (options_.node_local && !source.reached_tier_0()))
+      offer.error = source.unreachable_tier_error();
     return offer;
   };
 
@@ -372,7 +378,11 @@ Result<std::optional<Restored>> Restorer::restore_together(RestoreSource& source
       case Agreement::Choice::Kind::kTry: break;
       case Agreement::Choice::Kind::kDone: {
         const auto entry = std::ranges::find(found.versions, choice.version, &CatalogEntry::name);
-        use_restored(entry->info, found.catalog, set_aside_of(choice));
+        const std::vector<SetAside> passed_over = set_aside_of(choice);
+        use_restored(entry->info, {.catalog = found.catalog,
+                                   .passed_over = passed_over,
+                                   .step_asked_for = options.step.has_value(),
+                                   .tier_0 = source.reached_tier_0()});
         shared_.live.lock()->adopt_unseen(choice.version, choice.seen);
         protocol_->finish_restore({choice.round, choice.version}, choice.announcements);
         source.settle(choice.version);

@@ -66,7 +66,7 @@ class Restorer {
   [[nodiscard]] Status place_from(FileSystem& fs, RestoreSource* source, const CatalogEntry& entry,
                                   const RestoreOptions& options, const Plan& plan, Placing& placing);
   [[nodiscard]] Status wait_for_targets(const std::vector<Target>& targets, const std::vector<StreamRef>& after);
-  void use_restored(const VersionInfo& version, const Catalog& catalog, const std::vector<SetAside>& passed_over);
+  void use_restored(const VersionInfo& version, const LiveVersions::Seen& seen);
   void begin_repair(const RestoreSource& source, const VersionInfo& version);
   void end_call();
 

@@ -44,9 +44,16 @@ Result<std::unique_ptr<FileUpload>> DirectoryUpload::begin(FileSystem& fs, const
   const bool resumed = !file && file.error().kind == ErrorKind::kAlreadyExists;
   if (resumed) file = fs.open(path, OpenMode::kReadWrite, true);
   if (!file) return fail(std::move(file).error());
-  // The exact size, because nothing is ever written beyond it. A full disk is noticed before a byte is copied. What is
-  // allocated stays for the next try.
-  SW_TRY((*file)->allocate(size_bytes));
+  // A full disk is noticed before a byte is copied. What is allocated stays for the next try. One byte too much says
+  // that the file is not finished. A file that has its exact length is left like that, because somebody may be reading
+  // it, and a longer one too: another process may finish it at any moment.
+  std::uint64_t there_bytes = 0;
+  if (resumed) {
+    SW_ASSIGN(const FileStatus there, (*file)->status());
+    there_bytes = there.size_bytes;
+  }
+  if (there_bytes < size_bytes) SW_TRY((*file)->allocate(size_bytes + 1));
+  if (there_bytes == size_bytes) SW_TRY((*file)->allocate(size_bytes));
   return std::unique_ptr<FileUpload>(new DirectoryUpload(fs, std::move(*file), size_bytes, resumed));
 }
 
@@ -88,9 +95,15 @@ Status DirectoryUpload::finish() {
     SW_TRY(file_->set_direct(false));
     SW_TRY(put(tail_, size_bytes_ - tail_.size()));
   }
-  SW_ASSIGN(const FileStatus found, file_->status());
-  if (found.size_bytes != size_bytes_) SW_TRY(file_->truncate(size_bytes_));
+  // The bytes are durable before the length says that they are there.
   Status synced = file_->sync_data();
+  if (synced) {
+    SW_ASSIGN(const FileStatus found, file_->status());
+    if (found.size_bytes != size_bytes_) {
+      SW_TRY(file_->truncate(size_bytes_));
+      synced = file_->sync_data();
+    }
+  }
   if (synced) synced = file_->close();
   // A failed sync is never repeated on the same file: the kernel may have dropped what it could not write, and the next
   // sync would succeed. So the file goes, and the next try writes a new one.

@@ -1,7 +1,9 @@
 // DirectoryUpload: a FileUpload into a directory. The file is written in place, with O_DIRECT where that is possible.
 // That is safe because a version is visible only through its manifest, which comes after all of its files. The order:
-//   create exclusively (or open what an earlier try left) -> allocate -> [parts] -> exact length -> fdatasync -> close
-//   -> fsync of the directory
+//   create exclusively (or open what an earlier try left) -> allocate one byte too much -> [parts] -> fdatasync
+//   -> exact length -> fdatasync -> close -> fsync of the directory
+// So a file of the exact length has all of its bytes, even after a power cut. That matters if something vouches for the
+// file already: a version may have lost one file and still have the record, or even the manifest.
 // What an earlier try left is compared with the bytes that are sent, and only what differs is written. So a crash, a
 // power cut, or another process that sends the same file at the same time does no harm.
 // Owner, thread rule and lifetime: as FileUpload.

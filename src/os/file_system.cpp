@@ -38,4 +38,8 @@ Result<std::vector<FileEntry>> FileSystem::list_files(const std::string& path) {
   return files;
 }
 
+Result<std::string> FileSystem::identity(const std::string& path) {
+  return fail(ErrorKind::kUnsupported, "two names of one place cannot be told from two places here", path);
+}
+
 }  // namespace slackwater

@@ -36,6 +36,8 @@ struct FileEntry {
 class FileLock {
  public:
   virtual ~FileLock() = default;
+  // For whom it keeps out: what its holder is doing, and what to do about that. Without this call, its holder is a run.
+  virtual void explain(std::string_view /*doing*/, std::string_view /*remedy*/) {}
 };
 
 class FileSystem {
@@ -54,6 +56,9 @@ class FileSystem {
   // Every regular file in this directory and in its subdirectories, of which there is one level, with its size. Sorted
   // by name. In an object store this is one list. Unless it is overridden, the calls above are used.
   [[nodiscard]] virtual Result<std::vector<FileEntry>> list_files(const std::string& path);
+  // The directory that a path leads to, in the same words for each of its names, through links and bind mounts. If it
+  // does not exist yet: the nearest one above it, and the names below that. kUnsupported: nobody can tell.
+  [[nodiscard]] virtual Result<std::string> identity(const std::string& path);
   [[nodiscard]] virtual Result<std::uint64_t> free_bytes(const std::string& path) = 0;
   // Non-blocking flock. Creates the file if it is missing. kBusy if somebody else holds the lock.
   [[nodiscard]] virtual Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) = 0;

@@ -5,10 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <string_view>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "base/error.hpp"
 #include "base/result.hpp"
@@ -36,6 +40,24 @@ Result<FileType> entry_type(DIR* directory, const dirent& entry, const std::stri
   struct stat info{};
   if (::fstatat(::dirfd(directory), entry.d_name, &info, AT_SYMLINK_NOFOLLOW) == 0) return file_type_of(info.st_mode);
   return fail(error_from_errno(errno, "cannot read the status of the file", path + "/" + entry.d_name));
+}
+
+// The directory above and the name in it: "/a/b/" is b in "/a". One without a directory above it is in ".".
+std::pair<std::string, std::string> split(const std::string& path) {
+  const std::size_t end = path.find_last_not_of('/') + 1;  // 0: "/", or nothing
+  const std::size_t slash = end == 0 ? std::string::npos : path.rfind('/', end - 1);
+  const std::size_t name = slash == std::string::npos ? 0 : slash + 1;
+  std::string above = slash == std::string::npos ? "." : path.substr(0, std::max<std::size_t>(slash, 1));
+  return {std::move(above), path.substr(name, end - name)};
+}
+
+// What the symbolic link leads to; nothing if it is none.
+std::string target_of(const std::string& path) {
+  std::array<char, PATH_MAX> target{};
+  const ssize_t size = ::readlink(path.c_str(), target.data(), target.size());
+  if (size <= 0) return {};
+  std::string words(target.data(), static_cast<std::size_t>(size));
+  return words.starts_with('/') ? words : split(path).first + "/" + words;
 }
 
 bool refused_as_not_regular(int sys_errno) {
@@ -143,6 +165,30 @@ class PosixFileSystem final : public FileSystem {
     if (::statvfs(path.c_str(), &info) != 0)
       return fail(error_from_errno(errno, "cannot determine the free space", path));
     return static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize;
+  }
+
+  Result<std::string> identity(const std::string& path) override {
+    constexpr int kMostLinks = 40;  // as the kernel follows
+    std::string found = path;
+    std::string below;
+    for (int links = 0;;) {
+      struct stat info{};
+      if (::stat(found.c_str(), &info) == 0) {
+        // Some file systems in user space number nothing.
+        if (info.st_ino == 0) return FileSystem::identity(path);
+        return fmt::format("{}:{}{}", info.st_dev, info.st_ino, below);
+      }
+      if (errno != ENOENT) return fail(error_from_errno(errno, "cannot look at the directory", path));
+      // A link may lead to a directory that does not exist yet.
+      if (std::string target = target_of(found); !target.empty() && links++ < kMostLinks) {
+        found = std::move(target);
+        continue;
+      }
+      auto [above, name] = split(found);
+      if (name.empty()) return fail(error_from_errno(ENOENT, "cannot look at the directory", path));
+      below = "/" + name + below;
+      found = std::move(above);
+    }
   }
 
   Result<std::unique_ptr<FileLock>> try_lock(const std::string& path) override { return PosixLock::acquire(path); }

@@ -34,19 +34,39 @@ Error not_a_lock_file(const std::string& path) {
           .path = path};
 }
 
-// The text is untrusted: takes one printable line of it, or nothing.
-std::string read_holder(int descriptor) {
-  std::array<char, 320> text{};
+LockHolder read_holder(int descriptor) {
+  std::array<char, kMaxLockTextBytes> text{};
   const ssize_t size = ::pread(descriptor, text.data(), text.size(), 0);
-  std::string holder;
-  for (const char letter : std::string_view(text.data(), size > 0 ? static_cast<std::size_t>(size) : 0)) {
-    if (letter < ' ' || letter > '~') break;
-    holder += letter;
-  }
-  return holder;
+  return parse_lock_holder({text.data(), size > 0 ? static_cast<std::size_t>(size) : 0});
+}
+
+std::string busy_message(const LockHolder& holder) {
+  const std::string process = holder.process.empty() ? "" : fmt::format(" ({})", holder.process);
+  if (holder.doing.empty())
+    return fmt::format("another run{} uses this directory; end it first or choose another directory", process);
+  return fmt::format("{}{}{}{}", holder.doing, process, holder.remedy.empty() ? "" : "; ", holder.remedy);
+}
+
+void write_holder(int descriptor, const std::string& text) {
+  // If a full disk refuses the text, messages do not name the holder. It can go on.
+  if (::ftruncate(descriptor, 0) != 0) return;
+  [[maybe_unused]] const ssize_t written = ::pwrite(descriptor, text.data(), text.size(), 0);
 }
 
 }  // namespace
+
+LockHolder parse_lock_holder(std::string_view text) {
+  LockHolder holder;
+  for (std::string* line : {&holder.process, &holder.doing, &holder.remedy}) {
+    while (!text.empty() && text[0] >= ' ' && text[0] <= '~') {
+      *line += text[0];
+      text.remove_prefix(1);
+    }
+    if (!text.starts_with('\n')) break;
+    text.remove_prefix(1);
+  }
+  return holder;
+}
 
 bool locks_unknown(const Error& error) {
   return error.sys_errno == ENOLCK || error.sys_errno == ENOSYS || error.sys_errno == EOPNOTSUPP;
@@ -75,22 +95,17 @@ Result<std::unique_ptr<FileLock>> PosixLock::acquire(const std::string& path) {
     answer = ::flock(descriptor, LOCK_EX | LOCK_NB);
   } while (answer != 0 && errno == EINTR);
   if (answer != 0 && errno == EWOULDBLOCK) {
-    const std::string holder = read_holder(descriptor);
-    return fail(
-        Error{.kind = ErrorKind::kBusy,
-              .message = fmt::format("another run{} uses this directory; end it first or choose another directory",
-                                     holder.empty() ? "" : fmt::format(" ({})", holder)),
-              .path = path,
-              .retryable = true});
+    return fail(Error{
+        .kind = ErrorKind::kBusy, .message = busy_message(read_holder(descriptor)), .path = path, .retryable = true});
   }
   if (answer != 0) return fail(error_from_errno(errno, "cannot lock the file", path));
 
-  // The lock is ours. If a full disk refuses the text, later messages do not name the holder. The run can go on.
-  const std::string text = holder_text();
-  if (::ftruncate(descriptor, 0) == 0) {
-    [[maybe_unused]] const ssize_t written = ::pwrite(descriptor, text.data(), text.size(), 0);
-  }
+  write_holder(descriptor, holder_text());  // the lock is ours
   return lock;
+}
+
+void PosixLock::explain(std::string_view doing, std::string_view remedy) {
+  if (descriptor_) write_holder(descriptor_.get(), fmt::format("{}{}\n{}\n", holder_text(), doing, remedy));
 }
 
 }  // namespace slackwater

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/fork_guard.hpp"
 #include "base/unique_fd.hpp"
@@ -15,10 +16,20 @@ namespace slackwater {
 // Whether acquire() failed because the file system has no locks, not because somebody else holds this one.
 [[nodiscard]] bool locks_unknown(const Error& error);
 
+// The text of a lock file, one line each. It is untrusted: what is not printable is left out.
+struct LockHolder {
+  std::string process;  // "process 47 on node7"
+  std::string doing;    // empty: it is a run
+  std::string remedy;
+};
+inline constexpr std::uint64_t kMaxLockTextBytes = 1024;
+[[nodiscard]] LockHolder parse_lock_holder(std::string_view text);
+
 class PosixLock final : public FileLock {
  public:
   [[nodiscard]] static Result<std::unique_ptr<FileLock>> acquire(const std::string& path);
   ~PosixLock() override;
+  void explain(std::string_view doing, std::string_view remedy) override;
 
  private:
   PosixLock();

@@ -83,11 +83,11 @@ void CopyBacklog::log_skipped(const std::vector<VersionName>& skipped) const {
   }
 }
 
-void CopyBacklog::remove(const VersionName& version) {
+void CopyBacklog::remove(const DeleteNote& deleted) {
   {
     const std::lock_guard lock(mutex_);
-    waiting_.erase(version);
-    if (!refused_) removed_.insert(version);  // nothing is deleted on a tier that another run uses
+    waiting_.erase(deleted.version);
+    if (!refused_) removed_.insert(deleted);  // nothing is deleted on a tier that another run uses
     ++changes_;
   }
   changed_.notify_all();
@@ -110,7 +110,7 @@ TierStatus CopyBacklog::status() const {
 std::vector<std::uint64_t> CopyBacklog::removing() const {
   const std::lock_guard lock(mutex_);
   std::vector<std::uint64_t> steps;
-  for (const VersionName& version : removed_) steps.push_back(version.step);
+  for (const DeleteNote& deleted : removed_) steps.push_back(deleted.version.step);
   return steps;
 }
 
@@ -205,7 +205,7 @@ void CopyBacklog::forget(const VersionName& version) {
   {
     const std::lock_guard lock(mutex_);
     waiting_.erase(version);
-    removed_.erase(version);
+    std::erase_if(removed_, [&](const DeleteNote& deleted) { return deleted.version == version; });
     if (copying_ == version) copying_.reset();
     ++moves_;
   }

@@ -20,6 +20,7 @@
 #include "slackwater/engine.hpp"
 #include "slackwater/options.hpp"
 #include "version/attempt.hpp"
+#include "version/delete_notes.hpp"
 #include "version/names.hpp"
 
 namespace slackwater {
@@ -36,8 +37,8 @@ class CopyBacklog {
   // This run goes on under a new attempt: versions that it did not adopt are not copied any more, and the adopted ones
   // that are due wait. `continued` is the step that the run restored, if it did.
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void add(const VersionName& version);     // committed under that attempt
-  void remove(const VersionName& version);  // the user deleted it: it is to be removed from this tier too
+  void add(const VersionName& version);    // committed under that attempt
+  void remove(const DeleteNote& deleted);  // by the user: it is to be removed from this tier too
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
   [[nodiscard]] std::optional<Error> refusal() const;  // why nothing is copied any more; see refuse()
@@ -55,7 +56,7 @@ class CopyBacklog {
   struct News {
     std::optional<Attempt> attempt = {};  // a new one
     std::optional<std::uint64_t> continued = {};
-    std::vector<VersionName> removed = {};
+    std::vector<DeleteNote> removed = {};
   };
   [[nodiscard]] News wait_news(const std::stop_token& stop, std::optional<std::chrono::milliseconds> pause);
   [[nodiscard]] std::vector<VersionName> waiting() const;  // newest first, with the one that is being copied
@@ -97,7 +98,7 @@ class CopyBacklog {
   std::uint64_t changes_ = 0;  // what the promoter has to look at
   std::uint64_t seen_ = 0;
   std::set<VersionName> waiting_;
-  std::set<VersionName> removed_;
+  std::set<DeleteNote> removed_;
   std::optional<VersionName> copying_;
   std::optional<Error> refused_;
   bool working_ = false;     // the promoter is not at rest

@@ -70,7 +70,12 @@ std::optional<TierInventory> Promoter::wait_inventory(std::chrono::steady_clock:
 }
 
 void Promoter::list_tier() {
-  auto found = take_inventory(tier_.fs(), tier_.root());
+  Result<TierInventory> found;
+  try {
+    found = worker_->inventory();
+  } catch (const std::exception& trouble) {
+    found = fail(ErrorKind::kOutOfMemory, fmt::format("the tier cannot be listed: {}", trouble.what()), tier_.root());
+  }
   if (!found) backlog_.note_error(found.error());
   {
     const std::lock_guard lock(mutex_);
@@ -129,6 +134,8 @@ Result<TierWorker::Outcome> Promoter::work(const std::stop_token& stop) {
     SW_TRY(worker_->begin_attempt(*todo_.attempt, todo_.continued));
     todo_.attempt.reset();
     begun_ = true;
+    const std::lock_guard lock(mutex_);
+    inventory_.reset();  // from now on this run changes the tier, and restores see what is there
   }
   // Nothing is written to the tier before this run has an attempt there.
   if (!begun_) return TierWorker::Outcome::kIdle;

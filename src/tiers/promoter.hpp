@@ -52,7 +52,8 @@ class Promoter {
   [[nodiscard]] CopyBacklog& backlog() { return backlog_; }
   [[nodiscard]] const CopyBacklog& backlog() const { return backlog_; }
   [[nodiscard]] const Tier& tier() const { return tier_; }
-  // What was on the tier when the thread started. nullopt: it could not be reached, or not by then.
+  // What was on the tier when the thread started. nullopt: it could not be reached, or not by then, or this run has
+  // written to it since.
   [[nodiscard]] std::optional<TierInventory> wait_inventory(std::chrono::steady_clock::time_point deadline);
 
  private:

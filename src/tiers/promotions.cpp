@@ -7,11 +7,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "base/result.hpp"
+#include "version/delete_notes.hpp"
+
 namespace slackwater {
 namespace {
 
 // Off the trainer's thread, and once per attempt. The copies of the first step wait for it.
 constexpr std::chrono::seconds kSurveyTimeout{2};
+
+DeleteNote note_for(const Promoter& promoter, const VersionName& version, const std::string& run) {
+  return {.version = version, .run = run, .tier = noted_location(promoter.tier().root())};
+}
 
 }  // namespace
 
@@ -30,7 +37,7 @@ void Promotions::stop() {
   for (const auto& promoter : promoters_) promoter->stop();
 }
 
-Promotions::Survey Promotions::survey(std::optional<std::uint64_t> continued) {
+Promotions::Survey Promotions::survey(const Continued& continued) {
   Survey all;
   const auto deadline = std::chrono::steady_clock::now() + kSurveyTimeout;
   for (const auto& promoter : promoters_) {
@@ -52,8 +59,14 @@ void Promotions::add(const VersionName& version) {
   for (const auto& promoter : promoters_) promoter->backlog().add(version);
 }
 
-void Promotions::remove(const VersionName& version) {
-  for (const auto& promoter : promoters_) promoter->backlog().remove(version);
+Status Promotions::note_delete(const VersionName& version, const std::string& run) {
+  for (const auto& promoter : promoters_)
+    SW_TRY(write_delete_note(source_.local, source_.root, note_for(*promoter, version, run)));
+  return {};
+}
+
+void Promotions::remove(const VersionName& version, const std::string& run) {
+  for (const auto& promoter : promoters_) promoter->backlog().remove(note_for(*promoter, version, run));
 }
 
 std::set<VersionName> Promotions::held() const {
@@ -94,9 +107,8 @@ Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point
       what = fmt::format("steps {} were not copied to {}; they stay on tier 0 and the next run copies them", steps,
                          status.location);
     }
-    // Nothing remembers a delete() when this process ends.
     if (!removing.empty()) {
-      what += fmt::format("{}steps {} were deleted, but not on {}; delete them there with slackwater rm",
+      what += fmt::format("{}steps {} were deleted, but not on {} yet; the next run deletes them there",
                           what.empty() ? "" : "; ", fmt::join(removing, ", "), status.location);
     }
     if (what.empty()) what = fmt::format("{} does not respond", status.location);

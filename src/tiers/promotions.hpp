@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "slackwater/engine.hpp"
@@ -28,10 +29,13 @@ class Promotions {
     std::uint32_t newest_attempt = 0;
     Adoption adoption;
   };
-  [[nodiscard]] Survey survey(std::optional<std::uint64_t> continued);
+  [[nodiscard]] Survey survey(const Continued& continued);
   void begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued);
-  void add(const VersionName& version);     // committed on tier 0
-  void remove(const VersionName& version);  // the user deleted it
+  void add(const VersionName& version);  // committed on tier 0
+  // delete(): a tier may be out of reach for longer than this run lives. So before the version goes on tier 0, every
+  // tier that has to follow is noted there, durably (version/delete_notes.hpp). `run` saved the version.
+  [[nodiscard]] Status note_delete(const VersionName& version, const std::string& run);
+  void remove(const VersionName& version, const std::string& run);  // it is gone on tier 0: the tiers follow
   // The versions that retention on tier 0 leaves alone: due on a tier, and not there yet.
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] std::uint64_t most_held() const;  // how many that can be at most

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "base/result.hpp"
+#include "tiers/tier_inventory.hpp"
 
 namespace slackwater {
 namespace {
@@ -133,7 +134,7 @@ Result<Branches> settle_branches(TierOverlay& overlay, const NewestAttempts& new
     }
     const bool higher = attempt.number > deciding.number;
     const Relation known = higher ? Relation::kForked : relation(decides, deciding, attempt);
-    // A lower tier that was out of reach for a while. Its versions were adopted, or a rollback left them behind.
+    // A lower tier that was out of reach for a while. keep_unseen() knows what of it is live.
     if (known == Relation::kBehind && tier != 0) continue;
     // Tier 0 always has the attempts of its own runs. So the one that decides was claimed without it, and did not see
     // what is only here.
@@ -161,11 +162,7 @@ struct Told {
   [[nodiscard]] std::string sentence(const std::string& decides, std::uint32_t attempt, const std::string& root) const {
     std::string text =
         fmt::format("two runs went on separately, and this run continues the one on {} (attempt {})", decides, attempt);
-    if (!kept.empty())
-      text += fmt::format(
-          "; {} on {} {} set aside and kept: restore(step=...) takes one of them, slackwater rm "
-          "removes it",
-          listed(kept), root, kept.size() == 1 ? "is" : "are");
+    if (!kept.empty()) text += "; " + sentence_on_kept(kept, root);
     if (!twice.empty())
       text += fmt::format("; {} on {} {} kept, but {} of {} on {}", listed(twice), root,
                           twice.size() == 1 ? "is" : "are", twice.size() == 1 ? "has the name" : "have the names",
@@ -217,6 +214,70 @@ std::vector<std::string> unite(TierOverlay& overlay, const Branches& branches, C
     if (!told.kept.empty() || !told.twice.empty())
       sentences.push_back(told.sentence(decides, branches.deciding_attempt, root));
   }
+  return sentences;
+}
+
+namespace {
+
+std::vector<VersionName> replaced_in(const Catalog& catalog) {
+  std::vector<VersionName> versions;
+  for (const CatalogEntry& entry : catalog.entries)
+    if (entry.state == VersionState::kReplaced) versions.push_back(entry.name);
+  return versions;
+}
+
+// Only to what counts as replaced.
+std::vector<std::string> settle_replaced(const Adoption& adoption, Catalog& catalog, const std::string& place) {
+  std::vector<SetAside> kept;
+  for (CatalogEntry& entry : catalog.entries) {
+    if (entry.state != VersionState::kReplaced) continue;
+    const auto aside = std::ranges::find(adoption.set_aside, entry.name, &SetAside::version);
+    if (aside != adoption.set_aside.end()) {
+      entry.state = VersionState::kSetAside;
+      entry.why = aside->why;
+      kept.push_back(*aside);
+    } else if (std::ranges::find(adoption.adopted, entry.name) != adoption.adopted.end()) {
+      entry.state = VersionState::kLive;
+      entry.current = true;
+    }
+  }
+  return sentences_on_kept(kept, place);
+}
+
+}  // namespace
+
+std::vector<std::string> keep_unseen(const TierOverlay& overlay, const NewestAttempts& newest, const Branches& branches,
+                                     Catalog& catalog) {
+  std::vector<std::string> sentences;
+  const auto keep = [&](const Adoption& adoption, const std::string& place) {
+    for (std::string& sentence : settle_replaced(adoption, catalog, place)) sentences.push_back(std::move(sentence));
+  };
+  if (!newest.contains(branches.decides)) return sentences;
+  const TierPlace& decides = overlay.tiers()[branches.decides];
+  for (const auto& [tier, attempt] : newest) {
+    const bool told = std::ranges::find(branches.others, tier, &Branches::Other::tier) != branches.others.end();
+    const std::vector<VersionName> left = replaced_in(catalog);
+    if (left.empty()) return sentences;  // as almost always
+    if (tier == branches.decides || told) continue;
+    TierInventory inventory{
+        .newest_attempt = attempt.number, .attempt = attempt, .adoptable = {}, .set_aside = attempt.set_aside};
+    for (const VersionName& version : left) {
+      if (version.attempt == attempt.number || std::ranges::find(attempt.adopted, version) != attempt.adopted.end())
+        inventory.adoptable.push_back(version);
+    }
+    if (!inventory.adoptable.empty() || !inventory.set_aside.empty())
+      keep(adopt_from(inventory, *decides.fs, decides.root, 0, {}), overlay.tiers()[tier].root);
+  }
+  // What no tier's newest attempt knows of, such as versions of a node that was away.
+  Adoption rest;
+  std::map<std::uint32_t, std::vector<std::optional<Attempt>>> since;  // by attempt
+  for (const VersionName& version : replaced_in(catalog)) {
+    if (!since.contains(version.attempt))
+      since.emplace(version.attempt, attempts_since(*decides.fs, decides.root, version.attempt, 0));
+    if (!is_left_behind(version, since.at(version.attempt)))
+      rest.set_aside.push_back({version, "no run that went on since then had seen it"});
+  }
+  keep(rest, "one of the tiers");
   return sentences;
 }
 

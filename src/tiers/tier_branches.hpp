@@ -38,4 +38,11 @@ struct Branches {
 // although its own tier says that it is live. Returns one sentence per branch that was set aside, for the user.
 [[nodiscard]] std::vector<std::string> unite(TierOverlay& overlay, const Branches& branches, Catalog& catalog);
 
+// After that. A version that the deciding attempt has not adopted counts as replaced. But nobody asked for a rollback
+// behind it unless an attempt says so: a tier may have been out of reach when a run went on. If its own tier knows it
+// to be live, it is live; otherwise it is set aside. Returns sentences for the user.
+[[nodiscard]] std::vector<std::string> keep_unseen(const TierOverlay& overlay,
+                                                   const std::map<std::size_t, Attempt>& newest,
+                                                   const Branches& branches, Catalog& catalog);
+
 }  // namespace slackwater

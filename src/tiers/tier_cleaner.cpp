@@ -9,6 +9,7 @@
 
 #include "base/result.hpp"
 #include "base/thread.hpp"
+#include "version/attempt_files.hpp"
 #include "version/old_uploads.hpp"
 #include "version/pins.hpp"
 
@@ -60,10 +61,10 @@ void TierCleaner::request(Need need) {
   changed_.notify_all();
 }
 
-void TierCleaner::remove(const std::vector<VersionName>& versions) {
+void TierCleaner::remove(const std::vector<DeleteNote>& deleted) {
   {
     const std::lock_guard lock(mutex_);
-    todo_.removals.insert(versions.begin(), versions.end());
+    todo_.removals.insert(deleted.begin(), deleted.end());
     if (!failed_) work_.backlog.set_cleaning(true);
   }
   changed_.notify_all();
@@ -115,18 +116,44 @@ void TierCleaner::loop(const std::stop_token& stop) {
   }
 }
 
-// What is gone by now, after an earlier try, is fine.
 Status TierCleaner::remove_all(const Work& todo) {
   Status first;
-  for (const VersionName& version : todo.removals) {
-    Status removed = todo.store->remove(version, "delete() was called");
-    if (removed || removed.error().kind == ErrorKind::kNotFound) {
-      work_.backlog.forget(version);
+  for (const DeleteNote& deleted : todo.removals) {
+    Status removed = follow_delete(todo, deleted);
+    if (removed) {
+      work_.backlog.forget(deleted.version);
     } else {
       keep_first(first, std::move(removed));
     }
   }
   return first;
+}
+
+// What is gone by now, after an earlier try, is fine. The note on tier 0 goes last: until then, the next run tries
+// again.
+Status TierCleaner::follow_delete(const Work& todo, const DeleteNote& deleted) {
+  const VersionName& version = deleted.version;
+  // An empty directory in the place of a mount does not say that the tier has deleted anything.
+  SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(work_.tier.fs(), work_.tier.root()));
+  if (newest < todo.attempt) {
+    return fail(ErrorKind::kIo,
+                fmt::format("the attempt of this run is not on the tier any more, so step {} is not deleted there now; "
+                            "check that it is mounted",
+                            version.step),
+                work_.tier.root());
+  }
+  const auto there = read_manifest(work_.tier.fs(), work_.tier.root(), version);
+  const ErrorKind kind = there ? ErrorKind::kInternal : there.error().kind;
+  if (!there && kind != ErrorKind::kNotFound && kind != ErrorKind::kCorrupt && kind != ErrorKind::kUnsupported)
+    return fail(there.error());
+  if (is_meant(deleted, there ? there->run : std::string())) {
+    Status removed = todo.store->remove(version, "delete() was called");
+    if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
+  } else {
+    work_.log.info("step {} (attempt {}) stays on {}: another run saved it than the one that was deleted", version.step,
+                   version.attempt, work_.tier.root());
+  }
+  return erase_delete_note(work_.local, work_.local_root, version, deleted.tier);
 }
 
 Status TierCleaner::clean_up(const Work& todo) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tiers/tier_worker.hpp"
+#include "version/delete_notes.hpp"
 #include "version/retention.hpp"
 #include "version/version_store.hpp"
 
@@ -32,7 +33,7 @@ class TierCleaner {
   void begin_attempt(VersionStore& store, std::uint32_t attempt, const std::set<VersionName>& found);
   void note_copy(const VersionName& version);  // this run is about to copy it
   void request(Need need);                     // a clean-up, soon
-  void remove(const std::vector<VersionName>& versions);
+  void remove(const std::vector<DeleteNote>& deleted);
   void stop();
 
  private:
@@ -42,12 +43,13 @@ class TierCleaner {
     std::uint32_t attempt = 0;
     std::set<VersionName> own;  // copies that may be removed if nobody continues them
     std::optional<Need> need;   // none: no clean-up is due
-    std::set<VersionName> removals;
+    std::set<DeleteNote> removals;
     [[nodiscard]] bool due() const { return need || !removals.empty(); }
   };
 
   void loop(const std::stop_token& stop);
   [[nodiscard]] Status remove_all(const Work& todo);
+  [[nodiscard]] Status follow_delete(const Work& todo, const DeleteNote& deleted);
   [[nodiscard]] Status clean_up(const Work& todo);
   [[nodiscard]] Status copy_pins(VersionStore& store);
   [[nodiscard]] Status abandon_uploads(const Work& todo);

@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 
 #include "base/result.hpp"
-#include "tiers/tier_inventory.hpp"
 #include "version/attempt_files.hpp"
 #include "version/catalog.hpp"
+#include "version/delete_notes.hpp"
 #include "version/manifest_cache.hpp"
 #include "version/pins.hpp"
 
@@ -19,6 +19,7 @@ namespace {
 
 constexpr unsigned kPartsAtOnce = 4;
 constexpr std::chrono::minutes kOtherRanksTimeout{10};  // without a new record, while newer versions wait
+constexpr const char* kNamesake = "the tier has a checkpoint of that name from another run, which is kept";
 
 }  // namespace
 
@@ -70,9 +71,12 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   end_copy();
   source_errors_.clear();
   attempt_ = 0;
+  // The cleaner follows once the tier can be reached, and close() waits for it.
+  SW_ASSIGN(const std::vector<DeleteNote> deleted, pending());
+  for (const DeleteNote& note : deleted) work_.backlog.remove(note);
   SW_TRY(open_store());
   // The tier may hold versions that nobody saw when the attempt was claimed on tier 0. They stay live.
-  SW_ASSIGN(const TierInventory inventory, take_inventory(work_.tier.fs(), work_.tier.root()));
+  SW_ASSIGN(const TierInventory inventory, take_inventory(work_.tier.fs(), work_.tier.root(), deleted));
   Attempt followed = attempt;
   if (inventory.newest_attempt < attempt.number) {
     SW_ASSIGN(followed, attempt_on_tier(attempt, inventory, {&work_.tier.fs(), work_.tier.root()},
@@ -80,9 +84,37 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   }
   SW_TRY(store_->attempt().follow(followed));
   attempt_ = attempt.number;
+  tell_kept(attempt, followed, inventory);
   SW_ASSIGN(const std::set<VersionName> unfinished, drop_finished());
   cleaner_.begin_attempt(*store_, attempt_, unfinished);
   return {};
+}
+
+// What the tier turned out to have and nobody knew of when the attempt was claimed.
+void TierLeader::tell_kept(const Attempt& claimed, const Attempt& followed, const TierInventory& inventory) const {
+  const auto lists = [](const std::vector<SetAside>& versions, const VersionName& version) {
+    return std::ranges::find(versions, version, &SetAside::version) != versions.end();
+  };
+  std::vector<SetAside> kept;
+  for (const SetAside& aside : followed.set_aside) {
+    const bool adopted = std::ranges::find(claimed.adopted, aside.version) != claimed.adopted.end();  // of this name
+    if (!adopted && !lists(claimed.set_aside, aside.version) && !lists(inventory.set_aside, aside.version))
+      kept.push_back(aside);
+  }
+  for (const std::string& sentence : sentences_on_kept(kept, work_.tier.root())) work_.log.warn("{}", sentence);
+}
+
+// delete() may have been called while this tier was out of reach, perhaps in an earlier run.
+Result<std::vector<DeleteNote>> TierLeader::pending() const {
+  SW_ASSIGN(DeleteNotes pending, pending_deletes(work_.local, work_.local_root));
+  const std::string noted = noted_location(work_.tier.root());
+  std::erase_if(pending.notes, [&](const DeleteNote& note) { return note.tier != noted; });
+  return std::move(pending.notes);
+}
+
+Result<TierInventory> TierLeader::inventory() {
+  SW_ASSIGN(const std::vector<DeleteNote> deleted, pending());
+  return take_inventory(work_.tier.fs(), work_.tier.root(), deleted);
 }
 
 // Some of what waits is on the tier already, and some is not on tier 0 any more. Returns what killed runs left here.
@@ -97,14 +129,25 @@ Result<std::set<VersionName>> TierLeader::drop_finished() {
   for (const VersionName& version : work_.backlog.waiting()) {
     const auto there = std::ranges::find(here.entries, version, &CatalogEntry::name);
     if (there != here.entries.end() && there->state == VersionState::kLive) {
-      work_.backlog.finish(version);
+      SW_ASSIGN(const bool namesake, is_namesake(*there));
+      namesake ? work_.backlog.skip(version, kNamesake) : work_.backlog.finish(version);
     } else if (there != here.entries.end() && there->state == VersionState::kSetAside) {
-      work_.backlog.skip(version, "the tier has a checkpoint of that name from another run, which is kept");
+      work_.backlog.skip(version, kNamesake);
     } else if (!std::ranges::binary_search(above, version_directory(version), {}, &DirectoryEntry::name)) {
       work_.backlog.forget(version);
     }
   }
   return unfinished;
+}
+
+// Two runs that have not seen each other may use the same names (tier_branches.hpp). What this run adopts by its name
+// is then live on this tier, and yet it is not what waits on tier 0.
+Result<bool> TierLeader::is_namesake(const CatalogEntry& there) const {
+  const auto above = read_manifest(work_.local, work_.local_root, there.name);
+  if (above) return above->run != there.run;
+  const ErrorKind kind = above.error().kind;
+  if (kind == ErrorKind::kNotFound || kind == ErrorKind::kCorrupt || kind == ErrorKind::kUnsupported) return false;
+  return fail(above.error());
 }
 
 // Copying.
@@ -133,7 +176,8 @@ Status TierLeader::begin_next() {
     SW_ASSIGN(const Catalog here, store_->scan_cached());
     std::vector<VersionInfo> live = here.live_versions();
     if (std::ranges::find(live, version, name_of) != live.end()) {
-      work_.backlog.finish(version);
+      const auto there = std::ranges::find(here.entries, version, &CatalogEntry::name);
+      there->run == files->manifest().run ? work_.backlog.finish(version) : work_.backlog.skip(version, kNamesake);
       continue;
     }
     SW_ASSIGN(const auto pins, list_pins(work_.local, work_.local_root));
@@ -271,6 +315,10 @@ void TierLeader::settle_failure(const Error& error) {
     if (error.kind == ErrorKind::kNotFound) return skip("it was deleted from tier 0 before it was copied");
     if (error.kind == ErrorKind::kCorrupt || ++source_errors_[version] >= kSourceTries) return skip(error.to_string());
   }
+  // VersionCopier::begin() says so of the directory, before anything is written.
+  if (error.kind == ErrorKind::kAlreadyExists && error.path == copy_->copier.directory()) return skip(kNamesake);
+  if (error.kind == ErrorKind::kCorrupt && error.path == fmt::format("{}/{}", copy_->copier.directory(), kManifestName))
+    return skip(error.to_string());
   if (error.kind == ErrorKind::kNoSpace) cleaner_.request(Need::kSpace);
   // What is there in part is continued. If nothing is, the next try takes the newest version.
   if (copy_->sent_bytes == 0) end_copy();
@@ -296,11 +344,19 @@ void TierLeader::watch_free_space(std::uint64_t present, std::uint64_t version_b
     work_.log.warn("{}: {}", *warning, work_.tier.root());
 }
 
-Status TierLeader::remove(const std::vector<VersionName>& versions) {
-  for (const VersionName& version : versions)
-    if (copy_ && copy_->files.name() == version) end_copy();
-  cleaner_.remove(versions);
+Status TierLeader::remove(const std::vector<DeleteNote>& deleted) {
+  for (const DeleteNote& note : deleted)
+    if (copy_ && copy_->files.name() == note.version) end_copy();
+  cleaner_.remove(deleted);
   return {};
+}
+
+// The lock of the tier is free when close() returns, and not only when the engine is destroyed: the next run of this
+// process may begin in between.
+void TierLeader::stop() {
+  cleaner_.stop();
+  copy_.reset();
+  store_.reset();
 }
 
 }  // namespace slackwater

@@ -18,6 +18,7 @@
 
 #include "tiers/free_space_watch.hpp"
 #include "tiers/tier_cleaner.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "tiers/tier_worker.hpp"
 #include "version/version_store.hpp"
 
@@ -27,10 +28,11 @@ class TierLeader final : public TierWorker {
  public:
   explicit TierLeader(const TierWork& work);
 
+  [[nodiscard]] Result<TierInventory> inventory() override;
   [[nodiscard]] Status begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) override;
   [[nodiscard]] Result<Outcome> advance(const std::stop_token& stop) override;
-  [[nodiscard]] Status remove(const std::vector<VersionName>& versions) override;
-  void stop() override { cleaner_.stop(); }
+  [[nodiscard]] Status remove(const std::vector<DeleteNote>& deleted) override;
+  void stop() override;
 
  private:
   // The version on its way.
@@ -46,7 +48,10 @@ class TierLeader final : public TierWorker {
   };
 
   [[nodiscard]] Status open_store();
+  [[nodiscard]] Result<std::vector<DeleteNote>> pending() const;
   [[nodiscard]] Result<std::set<VersionName>> drop_finished();
+  void tell_kept(const Attempt& claimed, const Attempt& followed, const TierInventory& inventory) const;
+  [[nodiscard]] Result<bool> is_namesake(const CatalogEntry& there) const;
   [[nodiscard]] Status begin_next();
   [[nodiscard]] Result<Outcome> continue_copy(const std::stop_token& stop);
   [[nodiscard]] Status begin_copy();

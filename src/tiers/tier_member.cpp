@@ -24,8 +24,12 @@ bool lists(const std::vector<DirectoryEntry>& entries, std::string_view name) {
 
 }  // namespace
 
+Result<TierInventory> TierMember::inventory() { return take_inventory(work_.tier.fs(), work_.tier.root()); }
+
 Status TierMember::begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> /*continued*/) {
   attempt_ = attempt.number;
+  adopted_ = attempt.adopted;
+  adopted_is_known_ = false;
   published_.clear();
   copied_.clear();
   source_errors_.clear();
@@ -39,6 +43,7 @@ Result<TierWorker::Outcome> TierMember::advance(const std::stop_token& stop) {
   SW_TRY(check_newest_attempt(work_.tier.fs(), work_.tier.root(), attempt_));
   // Rank 0 claims the tier first. Before that, nobody may make a version there.
   if (*newest < attempt_) return Outcome::kWaiting;
+  if (!adopted_is_known_) SW_TRY(learn_adopted());
 
   SW_ASSIGN(const auto entries, work_.tier.fs().list(work_.tier.root()));
   std::vector<VersionName> there;
@@ -64,6 +69,15 @@ Result<TierWorker::Outcome> TierMember::advance(const std::stop_token& stop) {
   }
   drop_settled(there);
   return work_.backlog.waiting().empty() ? Outcome::kIdle : Outcome::kWaiting;
+}
+
+// Rank 0 also adopts what only this tier has.
+Status TierMember::learn_adopted() {
+  auto attempt = read_attempt(work_.tier.fs(), work_.tier.root(), attempt_);
+  if (!attempt && attempt.error().kind != ErrorKind::kCorrupt) return fail(std::move(attempt).error());
+  if (attempt) adopted_ = std::move(attempt->adopted);  // if the file is damaged, those of tier 0 will do
+  adopted_is_known_ = true;
+  return {};
 }
 
 Result<TierMember::Found> TierMember::check(const VersionName& version) {
@@ -148,8 +162,12 @@ void TierMember::drop_settled(const std::vector<VersionName>& there) {
       work_.backlog.finish(version);
       continue;
     }
+    // What a rollback left behind is there until rank 0 deletes it, and takes nobody's place.
     std::vector<VersionInfo> live;
-    for (const VersionName& name : published_) live.push_back({.step = name.step, .attempt = name.attempt});
+    for (const VersionName& name : published_) {
+      if (name.attempt == attempt_ || contains(adopted_, name))
+        live.push_back({.step = name.step, .attempt = name.attempt});
+    }
     live.push_back({.step = version.step, .attempt = version.attempt});
     std::ranges::sort(live, {}, name_of);
     const bool begun = contains(there, version);
@@ -158,8 +176,8 @@ void TierMember::drop_settled(const std::vector<VersionName>& there) {
   }
 }
 
-Status TierMember::remove(const std::vector<VersionName>& versions) {
-  for (const VersionName& version : versions) work_.backlog.forget(version);
+Status TierMember::remove(const std::vector<DeleteNote>& deleted) {
+  for (const DeleteNote& note : deleted) work_.backlog.forget(note.version);
   return {};
 }
 

@@ -19,9 +19,10 @@ class TierMember final : public TierWorker {
  public:
   explicit TierMember(const TierWork& work) : work_(work) {}
 
+  [[nodiscard]] Result<TierInventory> inventory() override;
   [[nodiscard]] Status begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) override;
   [[nodiscard]] Result<Outcome> advance(const std::stop_token& stop) override;
-  [[nodiscard]] Status remove(const std::vector<VersionName>& versions) override;
+  [[nodiscard]] Status remove(const std::vector<DeleteNote>& deleted) override;
 
  private:
   enum class Seen : std::uint8_t { kNothing, kBegun, kPublished };
@@ -35,10 +36,13 @@ class TierMember final : public TierWorker {
   [[nodiscard]] Status copy_own(const VersionName& version, const std::stop_token& stop);
   [[nodiscard]] Status settle_failure(const VersionName& version, const Error& error);
   [[nodiscard]] Status write_note(const VersionName& version);
+  [[nodiscard]] Status learn_adopted();
   void drop_settled(const std::vector<VersionName>& there);
 
   const TierWork work_;
   std::uint32_t attempt_ = 0;
+  std::vector<VersionName> adopted_;                        // by the attempt, on tier 0 or on this tier
+  bool adopted_is_known_ = false;                           // the tier's own file of the attempt has been read
   std::set<VersionName> published_;                         // on the tier
   std::map<VersionName, std::vector<std::string>> copied_;  // begun; this rank's records, which are there
   std::map<VersionName, int> source_errors_;                // how often tier 0 could not be read

@@ -1,6 +1,7 @@
 #include "tiers/tier_probes.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <system_error>
 #include <utility>
 
@@ -29,7 +30,7 @@ Status probe_tier(const TierPlace& tier) {
   return fail(found.error().kind == ErrorKind::kNotFound ? entries.error() : found.error());
 }
 
-void TierProbes::begin(const TierPlace& tier) {
+void TierProbes::begin(const TierPlace& tier, const std::function<Status(const TierPlace&)>& question) {
   Probe& probe = probes_[tier.root];
   if (probe.thread.joinable()) {
     if (!probe.answer) return;  // of an earlier restore, and still under way
@@ -37,14 +38,19 @@ void TierProbes::begin(const TierPlace& tier) {
   }
   probe.answer.reset();
   try {
-    probe.thread = start_thread("sw-probe", [this, tier](const std::stop_token&) {
-      Status answer = probe_tier(tier);
+    probe.thread = start_thread("sw-probe", [this, tier, question](const std::stop_token&) {
+      Status answer;
+      try {
+        answer = question(tier);
+      } catch (const std::exception& trouble) {
+        answer = fail(ErrorKind::kOutOfMemory, trouble.what(), tier.root);
+      }
       const std::lock_guard lock(mutex_);
       probes_[tier.root].answer = std::move(answer);
       changed_.notify_all();
     });
   } catch (const std::system_error&) {
-    probe.answer = probe_tier(tier);  // one after the other then
+    probe.answer = question(tier);  // one after the other then
   }
 }
 
@@ -56,11 +62,12 @@ const std::optional<Status>& TierProbes::answer_of(const TierPlace& tier) const 
 }
 
 TierProbes::Answers TierProbes::ask(const std::vector<TierPlace>& tiers,
-                                    std::optional<std::chrono::milliseconds> timeout) {
+                                    std::optional<std::chrono::milliseconds> timeout,
+                                    const std::function<Status(const TierPlace&)>& question) {
   Answers answers;
   std::unique_lock lock(mutex_);
   for (const TierPlace& tier : tiers) {
-    if (!stopped_) begin(tier);
+    if (!stopped_) begin(tier, question);
   }
   const auto all = [&] {
     return stopped_ || std::ranges::all_of(tiers, [&](const TierPlace& tier) { return answer_of(tier).has_value(); });

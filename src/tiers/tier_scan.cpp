@@ -3,13 +3,18 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/result.hpp"
+#include "tiers/other_nodes_files.hpp"
 #include "tiers/tier_branches.hpp"
+#include "version/delete_notes.hpp"
+#include "version/retention.hpp"
 
 namespace slackwater {
 namespace {
@@ -34,23 +39,72 @@ std::map<std::size_t, Attempt> newest_attempts(TierOverlay& overlay, std::uint32
   return newest;
 }
 
+// Of tier 0. Each node that has a directory of its own sends what is pending there (engine/node_exchange.cpp).
+std::vector<DeleteNote> deletes_known(const TierOverlay& overlay, std::vector<std::string>& warnings) {
+  std::vector<DeleteNote> known;
+  const std::vector<TierPlace>& tiers = overlay.tiers();
+  for (std::size_t tier = 0; tier < tiers.size(); ++tier) {
+    const bool of_other_nodes = tiers[tier].root == OtherNodesFiles::kRoot;
+    if ((tier != 0 && !of_other_nodes) || overlay.left_out().contains(tier)) continue;
+    auto found = of_other_nodes ? list_delete_notes(*tiers[tier].fs, tiers[tier].root)
+                                : pending_deletes(*tiers[tier].fs, tiers[tier].root);
+    if (!found) {
+      warnings.push_back(
+          fmt::format("notes of delete() cannot be looked for, so a step that was deleted may be live "
+                      "again: {}",
+                      found.error().to_string()));
+      continue;
+    }
+    warnings.insert(warnings.end(), found->warnings.begin(), found->warnings.end());
+    known.insert(known.end(), found->notes.begin(), found->notes.end());
+  }
+  return known;
+}
+
+// The user deleted these versions. They must not come back only because a tier did not hear of it yet.
+void leave_out_deleted(const std::vector<DeleteNote>& notes, Catalog& catalog, std::vector<std::string>& sentences) {
+  std::map<VersionName, std::set<std::string>> left_out;
+  for (const DeleteNote& note : notes) {
+    std::erase_if(catalog.entries, [&](const CatalogEntry& entry) {
+      if (entry.name != note.version || !is_meant(note, entry.run)) return false;
+      const bool usable = entry.adoptable() || entry.state == VersionState::kSetAside;
+      if (usable) left_out.try_emplace(entry.name);
+      return usable || entry.state == VersionState::kReplaced;  // keep_unseen() might make that live
+    });
+    if (left_out.contains(note.version)) left_out.at(note.version).insert(note.tier);
+  }
+  for (const auto& [version, tiers] : left_out) {
+    sentences.push_back(
+        fmt::format("step {} (attempt {}) is not used: it was deleted, and is still to be deleted on {}", version.step,
+                    version.attempt, fmt::join(tiers, " and ")));
+  }
+}
+
 }  // namespace
 
 Result<TierScan> scan_tiers(TierOverlay& overlay) {
   const std::vector<TierPlace>& tiers = overlay.tiers();
   std::uint32_t newest_attempt = 0;
-  SW_ASSIGN(const Branches branches, settle_branches(overlay, newest_attempts(overlay, newest_attempt)));
+  const std::map<std::size_t, Attempt> newest = newest_attempts(overlay, newest_attempt);
+  SW_ASSIGN(const Branches branches, settle_branches(overlay, newest));
   if (overlay.left_out().size() == tiers.size()) return fail(unreachable_tiers(overlay));
 
   for (;;) {
+    // Before the versions: whatever is deleted on its tier in between, and loses its note, is not listed then.
+    std::vector<std::string> sentences;
+    const std::vector<DeleteNote> notes = deletes_known(overlay, sentences);
     SW_ASSIGN(Catalog catalog, scan_catalog(overlay, overlay.root()));
     bool moved = false;
     for (const CatalogEntry& entry : catalog.entries) {
       if (entry.state == VersionState::kUnreadable && entry.error) moved |= overlay.move_on(*entry.error).has_value();
     }
     if (moved) continue;
-    TierScan scan{.catalog = std::move(catalog), .newest_attempt = newest_attempt, .set_aside = {}};
+    TierScan scan{.catalog = std::move(catalog), .newest_attempt = newest_attempt, .set_aside = {}, .deleted = {}};
     scan.set_aside = unite(overlay, branches, scan.catalog);
+    leave_out_deleted(notes, scan.catalog, sentences);
+    scan.deleted = std::move(sentences);
+    for (std::string& kept : keep_unseen(overlay, newest, branches, scan.catalog))
+      scan.set_aside.push_back(std::move(kept));
     return scan;
   }
 }

@@ -16,13 +16,15 @@ namespace slackwater {
 struct TierScan {
   Catalog catalog;
   std::uint32_t newest_attempt = 0;    // on any tier that was reached
-  std::vector<std::string> set_aside;  // one sentence per branch that is not continued (tier_branches.hpp)
+  std::vector<std::string> set_aside;  // sentences on what is not continued (tier_branches.hpp)
+  std::vector<std::string> deleted;    // one per version that is left out, because a lower tier has still to delete it
 };
 
 // A tier that does not exist yet is empty. The caller has left out those that cannot be reached (tier_probes.hpp), and
 // one whose attempts cannot be read is left out here. Whoever finds nothing to restore must say so, instead of "there
-// is no checkpoint". A damaged manifest or attempt file comes from the next tier that has it. It fails if none can be
-// reached. It may be called again.
+// is no checkpoint". What delete() removed from tier 0, and a lower tier still has, is not in the catalog
+// (version/delete_notes.hpp). A damaged manifest or attempt file comes from the next tier that has it. It fails if none
+// can be reached. It may be called again.
 [[nodiscard]] Result<TierScan> scan_tiers(TierOverlay& overlay);
 
 // "the tier /nfs/run cannot be reached: ..."; the overlay has left out at least one.

@@ -18,6 +18,7 @@
 #include "tiers/bandwidth_cap.hpp"
 #include "tiers/copy_backlog.hpp"
 #include "tiers/tier.hpp"
+#include "tiers/tier_inventory.hpp"
 #include "tiers/version_copier.hpp"
 #include "version/attempt.hpp"
 
@@ -68,13 +69,16 @@ class TierWorker {
   };
 
   virtual ~TierWorker() = default;
+  // What is on the tier, and which of it the user has deleted.
+  [[nodiscard]] virtual Result<TierInventory> inventory() = 0;
   // The run goes on under this attempt. Called again until it succeeds.
   [[nodiscard]] virtual Status begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) = 0;
   // Does the next piece of work. kAborted: another run has taken this tier over. kClosed: told to stop.
   [[nodiscard]] virtual Result<Outcome> advance(const std::stop_token& stop) = 0;
   // The user deleted these. Only rank 0 does anything.
-  [[nodiscard]] virtual Status remove(const std::vector<VersionName>& versions) = 0;
-  // Ends threads of its own. From the thread that stops the promoter.
+  [[nodiscard]] virtual Status remove(const std::vector<DeleteNote>& deleted) = 0;
+  // Ends threads of its own, and gives up the lock of the tier. From the thread that stops the promoter, once that has
+  // ended.
   virtual void stop() {}
 };
 

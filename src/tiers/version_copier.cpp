@@ -24,7 +24,19 @@ std::string base_name(const std::string& name) { return name.substr(name.rfind('
 VersionCopier::VersionCopier(const VersionFiles& source, FileSystem& target, std::string target_root)
     : source_(source), target_(target), root_(std::move(target_root)), directory_(version_path(root_, source.name())) {}
 
-Status VersionCopier::begin() {
+Status VersionCopier::begin(DamagedManifest damaged) {
+  // All files have the names of the source. So without this look, the copy would write over another run's version.
+  SW_ASSIGN(const ManifestThere there, find_manifest(target_, root_, source_));
+  if (there == ManifestThere::kOther) {
+    return fail(ErrorKind::kAlreadyExists,
+                "a different checkpoint of that name is there, which is kept; remove it there with slackwater rm",
+                directory_);
+  }
+  if (there == ManifestThere::kDamaged && damaged == DamagedManifest::kStays) {
+    return fail(ErrorKind::kCorrupt,
+                "a checkpoint of that name is there, and its manifest is damaged; remove it there with slackwater rm",
+                fmt::format("{}/{}", directory_, kManifestName));
+  }
   SW_ASSIGN(const std::string index, source_.index_text());
   Status made = target_.make_directory(directory_);
   if (!made && made.error().kind != ErrorKind::kAlreadyExists) return made;
@@ -95,9 +107,8 @@ Result<std::vector<std::uint32_t>> VersionCopier::missing_ranks() {
 }
 
 Result<bool> VersionCopier::is_published() {
-  const auto listed = lists_name(target_, directory_, kManifestName);
-  if (!listed && listed.error().kind == ErrorKind::kNotFound) return false;
-  return listed;
+  SW_ASSIGN(const ManifestThere there, find_manifest(target_, root_, source_));
+  return there == ManifestThere::kSame;
 }
 
 Result<std::vector<std::uint32_t>> VersionCopier::incomplete_ranks() {

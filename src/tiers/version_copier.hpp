@@ -1,7 +1,7 @@
 // VersionCopier: puts a committed version onto another tier, file by file, under the same name and with the same bytes.
 // The order makes the version visible only when it is complete and durable there:
-//   index -> for each rank: data files, then its record -> [all records found and checked]
-//   -> [every file is there, with its exact size] -> manifest, exclusively
+//   [no other version of that name is there] -> index -> for each rank: data files, then its record
+//   -> [all records found and checked] -> [every file is there, with its exact size] -> manifest, exclusively
 // A record vouches for files that were there once. A clean-up, or a power cut, may have taken them since, so nothing is
 // published before one list of the version has shown all of them.
 // Several processes may copy parts of one version at the same time, or the same part twice: all of them write the same
@@ -26,8 +26,10 @@ class VersionCopier {
   VersionCopier(const VersionFiles& source, FileSystem& target, std::string target_root);
 
   // Makes the directory of the version on the target, and the index in it. Whoever lists it then knows that the version
-  // is on its way.
-  [[nodiscard]] Status begin();
+  // is on its way. Before it writes anything, it looks for a manifest. kAlreadyExists, with the path of directory():
+  // another version of that name is there, and stays as it is. kCorrupt: a damaged manifest, unless it may be replaced.
+  enum class DamagedManifest : std::uint8_t { kStays, kMayBeReplaced };
+  [[nodiscard]] Status begin(DamagedManifest damaged = DamagedManifest::kStays);
   // Data files and record of one rank. Does nothing if its record is there: the record comes last. For a rank that
   // incomplete_ranks() has named, what is there is compared and completed.
   [[nodiscard]] Status copy_rank(const RecordReference& reference, const CopyOptions& options);
@@ -44,7 +46,7 @@ class VersionCopier {
   // is still there. Somebody who deletes there without a lock may not have seen the copy, nor its manifest.
   // Does nothing if a complete copy is there already.
   [[nodiscard]] Status copy_all(const CopyOptions& options);
-  [[nodiscard]] Result<bool> is_published();
+  [[nodiscard]] Result<bool> is_published();                                 // this version, not one of its name
   [[nodiscard]] Result<bool> is_complete();                                  // published, and every file is there
   [[nodiscard]] const std::string& directory() const { return directory_; }  // on the target
 

@@ -60,6 +60,20 @@ Result<std::string> VersionFiles::index_text() const {
                  fmt::format("{}/{}", directory_, kIndexName));
 }
 
+Result<ManifestThere> find_manifest(FileSystem& fs, const std::string& root, const VersionFiles& version) {
+  const std::string directory = version_path(root, version.name());
+  const auto text = read_listed(fs, directory, kManifestName, kMaxManifestBytes);
+  if (!text && text.error().kind == ErrorKind::kNotFound) return ManifestThere::kNone;
+  if (!text && text.error().kind == ErrorKind::kCorrupt) return ManifestThere::kDamaged;
+  if (!text) return fail(text.error());
+  if (*text == version.manifest_text()) return ManifestThere::kSame;
+  const auto manifest = parse_manifest(*text, fmt::format("{}/{}", directory, kManifestName));
+  // One of a newer format is intact, and not ours.
+  if (!manifest) return manifest.error().kind == ErrorKind::kCorrupt ? ManifestThere::kDamaged : ManifestThere::kOther;
+  const bool named_so = VersionName{manifest->step, manifest->attempt} == version.name();
+  return named_so ? ManifestThere::kOther : ManifestThere::kDamaged;
+}
+
 Result<std::optional<std::string>> find_record(FileSystem& fs, const std::string& directory,
                                                const RecordReference& reference) {
   auto text = read_in(fs, directory, reference.file, kMaxRecordBytes);

@@ -5,6 +5,7 @@
 // Plain value. Thread rule: constant after read(). Lifetime: the FileSystem outlives it.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
@@ -46,6 +47,17 @@ class VersionFiles {
   std::string manifest_text_;
   Manifest manifest_;
 };
+
+// What a tier has under the name of a version that is to be copied there. Two runs that have not seen each other may
+// use the same names (tier_branches.hpp), so the name alone does not say that it is this version.
+enum class ManifestThere : std::uint8_t {
+  kNone,
+  kSame,     // byte for byte: the version is published there
+  kDamaged,  // it says nothing
+  kOther,    // of another version, whose files must not be touched
+};
+// An error means that it could not be read, and nothing is known.
+[[nodiscard]] Result<ManifestThere> find_manifest(FileSystem& fs, const std::string& root, const VersionFiles& version);
 
 // A record's text, if it is in the version's directory with the bytes that the manifest vouches for. nullopt: it is
 // missing, or is being written, or a crash cut it short.

@@ -37,22 +37,13 @@ Status VersionRepair::try_to_copy(const CopyOptions& options) {
   if (!files && files.error().kind == ErrorKind::kNotFound && order_.damaged.empty()) return {};
   if (!files) return fail(std::move(files).error());
   files_ = std::move(*files);
-  SW_TRY(check_same_version());
+  // publish() replaces a damaged manifest. It may be all that the upper tier lacks.
   VersionCopier copier(*files_, *target_.fs, target_.root);
-  SW_TRY(copier.begin());
+  SW_TRY(copier.begin(VersionCopier::DamagedManifest::kMayBeReplaced));
   for (const std::string& name : order_.damaged) SW_TRY(copy_damaged(name, options));
   for (const RecordReference& reference : files_->manifest().records) {
     if (in_share_(reference.rank)) SW_TRY(copy_missing(reference, options));
   }
-  return {};
-}
-
-// Two runs that have not seen each other may use the same names (tier_branches.hpp).
-Status VersionRepair::check_same_version() const {
-  const auto there = read_manifest(*target_.fs, target_.root, order_.version);
-  if (there && there->run != files_->manifest().run)
-    return fail(ErrorKind::kAlreadyExists, "another run saved a checkpoint of this name there, which is kept",
-                version_path(target_.root, order_.version));
   return {};
 }
 

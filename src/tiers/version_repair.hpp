@@ -50,7 +50,6 @@ class VersionRepair {
 
  private:
   [[nodiscard]] Status try_to_copy(const CopyOptions& options);
-  [[nodiscard]] Status check_same_version() const;
   [[nodiscard]] Status copy_damaged(const std::string& name, const CopyOptions& options);
   [[nodiscard]] Status copy_missing(const RecordReference& reference, const CopyOptions& options);
 

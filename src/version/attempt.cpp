@@ -49,6 +49,7 @@ std::string serialize(const Attempt& attempt) {
                {"members", attempt.members},
                {"adopted", version_names(attempt.adopted)},
                {"created_unix_ms", std::max<std::int64_t>(attempt.created_unix_ms, 0)}};
+  if (!attempt.left_behind.empty()) json["left_behind"] = version_names(attempt.left_behind);
   for (const SetAside& aside : attempt.set_aside) {
     json["set_aside"].push_back({{"version", version_directory(aside.version)}, {"why", aside.why}});
   }
@@ -69,8 +70,14 @@ Result<Attempt> parse_attempt(std::string_view text, const std::string& path) {
                    path);
   }
   SW_ASSIGN(attempt.adopted, json_versions(json, "adopted", path));
-  if (std::ranges::any_of(attempt.adopted, [&](const auto& version) { return version.attempt >= attempt.number; }))
-    return corrupt("field 'adopted' holds a version that is not of an earlier attempt", path);
+  if (json.contains("left_behind")) {
+    SW_ASSIGN(attempt.left_behind, json_versions(json, "left_behind", path));
+  }
+  for (const auto& [field, versions] :
+       {std::pair("adopted", &attempt.adopted), std::pair("left_behind", &attempt.left_behind)}) {
+    if (std::ranges::any_of(*versions, [&](const auto& version) { return version.attempt >= attempt.number; }))
+      return corrupt(fmt::format("field '{}' holds a version that is not of an earlier attempt", field), path);
+  }
   SW_ASSIGN(attempt.set_aside, parse_set_aside(json, attempt.number, path));
   SW_ASSIGN(attempt.created_unix_ms, json_time(json, "created_unix_ms", path));
   return attempt;

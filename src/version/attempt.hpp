@@ -13,7 +13,8 @@
 
 namespace slackwater {
 
-// A version that a restore skipped because it is damaged. It is kept; only delete() or gc removes it.
+// A version that is kept although it is not live: a restore skipped it as damaged, another run saved it, or a restore
+// that went on from an earlier step did not see it. Only delete(), rm or gc removes it.
 struct SetAside {
   VersionName version;
   std::string why;  // one sentence, for the user
@@ -28,6 +29,9 @@ struct Attempt {
   std::vector<std::string> members;      // each member's random id
   std::vector<VersionName> adopted;      // versions of earlier attempts that stay live
   std::vector<SetAside> set_aside = {};  // versions of earlier attempts that are kept, but are not live
+  // Versions of earlier attempts that the user went back behind, with restore(step=...). A lower tier that was out of
+  // reach then may delete these once it is back. What is in none of the three lists, nobody has seen.
+  std::vector<VersionName> left_behind = {};
   std::int64_t created_unix_ms = 0;
 };
 

@@ -68,8 +68,9 @@ void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint
     const auto number = parse_attempt_file(entry.name);
     const bool old = number && *number < newest && newest - *number >= kAttemptFilesKept;
     const bool claim = entry.name.starts_with(".attempt-") && entry.name.ends_with(".tmp");
+    const bool note = entry.name.starts_with(".delete-") && entry.name.ends_with(".tmp");  // delete_notes.hpp
     const bool fetch = entry.name.starts_with("fetch-") && entry.name.ends_with(".lock");  // tiers/node_fetch.hpp
-    const bool debris = holds_lock && (claim || fetch);
+    const bool debris = holds_lock && (claim || note || fetch);
     if (entry.type == FileType::kRegular && (old || debris)) (void)fs.unlink(fmt::format("{}/{}", control, entry.name));
   }
 }

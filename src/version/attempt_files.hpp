@@ -23,9 +23,10 @@ namespace slackwater {
 [[nodiscard]] Result<std::optional<std::uint32_t>> place_attempt_file(FileSystem& fs, const std::string& root,
                                                                       const Attempt& attempt, const std::string& text);
 
-// Removes the files of attempts long before `newest`. With the lock, also removes the private names of claims that a
-// crash cut short, and the locks of fetches that were killed; without it, these may belong to a claim that is under
-// way. (A fetch that loses its lock copies something twice.) A file that cannot be removed does no harm.
+// Removes the files of attempts long before `newest`. With the lock, also removes the private names of claims and of
+// delete notes that a crash cut short, and the locks of fetches that were killed; without it, these may belong to a
+// claim that is under way. (A fetch that loses its lock copies something twice.) A file that cannot be removed does no
+// harm.
 void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint32_t newest, bool holds_lock);
 
 // kAborted if the tier has a newer attempt than `ours`: another run has taken over.

@@ -1,7 +1,11 @@
 #include "version/names.hpp"
 
+#include <cstddef>
+#include <span>
+
 #include <fmt/format.h>
 
+#include "base/digest.hpp"
 #include "base/scan.hpp"
 
 namespace slackwater {
@@ -44,6 +48,16 @@ std::string lock_path(const std::string& root) { return fmt::format("{}/{}", con
 std::string pin_file(const VersionName& version) { return versioned("pin-", version); }
 
 std::optional<VersionName> parse_pin_file(std::string_view name) { return parse_versioned("pin-", name); }
+
+std::string delete_note_file(const VersionName& version, std::string_view tier) {
+  return fmt::format("{}.{}", versioned("delete-", version), to_hex(digest64(std::as_bytes(std::span(tier)))));
+}
+
+std::optional<VersionName> parse_delete_note_file(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos || !digest64_from_hex(name.substr(dot + 1))) return std::nullopt;
+  return parse_versioned("delete-", name.substr(0, dot));
+}
 
 std::string attempt_file(std::uint32_t attempt) { return fmt::format("attempt-{:04}.json", attempt); }
 

@@ -39,6 +39,10 @@ struct FailureNote {
 [[nodiscard]] std::optional<FailureNote> parse_failure_note_file(std::string_view name);
 [[nodiscard]] std::string pin_file(const VersionName& version);  // "pin-0000000042.a7"
 [[nodiscard]] std::optional<VersionName> parse_pin_file(std::string_view name);
+// "delete-0000000042.a7.0123456789abcdef": delete() removed that version, and a lower tier still has it. The digits are
+// the digest of the tier's location (delete_notes.hpp).
+[[nodiscard]] std::string delete_note_file(const VersionName& version, std::string_view tier);
+[[nodiscard]] std::optional<VersionName> parse_delete_note_file(std::string_view name);
 
 // One directory holds the files of at most this many ranks. In a larger world, each group of this size has a
 // subdirectory.

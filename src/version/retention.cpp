@@ -44,6 +44,10 @@ std::vector<VersionName> expired(const std::vector<VersionInfo>& live, const Ret
   return names;
 }
 
+bool is_meant(const DeleteNote& note, const std::string& saved_by) {
+  return note.run.empty() || saved_by.empty() || note.run == saved_by;
+}
+
 std::vector<Removal> leftovers(const Catalog& catalog, const Sweeper& sweeper) {
   // Whether nobody can decide it any more: its attempt is over, or all ranks have gone on to a later step.
   const auto settled = [&](const VersionName& name) {

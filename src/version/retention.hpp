@@ -11,6 +11,7 @@
 #include "slackwater/checkpoint.hpp"
 #include "slackwater/options.hpp"
 #include "version/catalog.hpp"
+#include "version/delete_notes.hpp"
 #include "version/names.hpp"
 
 namespace slackwater {
@@ -30,6 +31,11 @@ struct Removal {
   std::string why;        // for the log
   bool committed = true;  // if not, a pin made ahead of its commit is void
 };
+
+// A lower tier follows a delete(). The note allows it to remove that very version, and nothing else. `saved_by`: the
+// run that saved the version of this name there; empty: it has no manifest, or a damaged one. Two runs that have not
+// seen each other may use the same name (tiers/tier_branches.hpp).
+[[nodiscard]] bool is_meant(const DeleteNote& note, const std::string& saved_by);
 
 // The run that asks for leftovers.
 struct Sweeper {

@@ -48,7 +48,8 @@ bool RunAttempt::lead_node() {
 
 Result<Attempt> RunAttempt::claim(const std::string& run_name, std::vector<VersionName> adopted,
                                   std::vector<std::string> members, std::vector<SetAside> set_aside,
-                                  const RetentionPolicy& policy, std::uint32_t above) {
+                                  const RetentionPolicy& policy, std::uint32_t above,
+                                  std::vector<VersionName> left_behind) {
   if (members.empty()) members.push_back(random_id());
   Attempt attempt{.number = 0,
                   .run = random_id(),
@@ -57,6 +58,7 @@ Result<Attempt> RunAttempt::claim(const std::string& run_name, std::vector<Versi
                   .members = std::move(members),
                   .adopted = std::move(adopted),
                   .set_aside = std::move(set_aside),
+                  .left_behind = std::move(left_behind),
                   .created_unix_ms = clock_.wall_unix_ms()};
   std::ranges::sort(attempt.adopted);
 

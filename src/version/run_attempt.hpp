@@ -42,9 +42,11 @@ class RunAttempt {
   // beyond `policy`.
   // `members`: an id for each rank; empty means one rank. `set_aside`: versions to keep although they are not live.
   // `above`: the newest attempt of the lower tiers; the number is higher, so that it is the same on all tiers.
+  // `left_behind`: versions that the user went back behind.
   [[nodiscard]] Result<Attempt> claim(const std::string& run_name, std::vector<VersionName> adopted,
                                       std::vector<std::string> members = {}, std::vector<SetAside> set_aside = {},
-                                      const RetentionPolicy& policy = {.keep = 0}, std::uint32_t above = 0);
+                                      const RetentionPolicy& policy = {.keep = 0}, std::uint32_t above = 0,
+                                      std::vector<VersionName> left_behind = {});
   // For the members: goes on under the attempt that rank 0 claimed. kAborted unless it lists `id` as this rank.
   [[nodiscard]] Result<Attempt> accept(std::uint32_t number, std::uint32_t rank, const std::string& id);
   // For a lower tier: goes on under the attempt that was claimed on tier 0. Publishes its file here, with the versions

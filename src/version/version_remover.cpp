@@ -11,7 +11,9 @@
 #include "base/result.hpp"
 #include "os/durable.hpp"
 #include "os/retry.hpp"
+#include "store/s3/locations.hpp"
 #include "version/attempt.hpp"
+#include "version/delete_notes.hpp"
 #include "version/fields.hpp"
 #include "version/manifest.hpp"
 #include "version/pins.hpp"
@@ -59,6 +61,9 @@ Result<bool> VersionRemover::remove(const VersionName& version, const std::strin
       const auto decided = parse_manifest(manifest, manifest_path);
       if (!decided || decided->decision == Decision::kCommit) return false;
     }
+    // A delete() was cut short before it removed anything here. Its note must not come into force because of us. (No
+    // object store is a tier 0.)
+    if (!manifest.empty() && !is_object_location(root_)) SW_TRY(withdraw_delete_notes(fs_, root_, version));
     // A disk without space for a name must not keep us from freeing space. Then the text in memory has to do.
     Status aside = pinned == Pinned::kStays && !manifest.empty() ? put_aside(directory) : Status();
     if (!aside && aside.error().kind != ErrorKind::kNoSpace) return fail(std::move(aside).error());
@@ -119,7 +124,9 @@ Result<bool> VersionRemover::remove(const VersionName& version, const std::strin
 }
 
 Status VersionRemover::unlink_if(const std::string& directory, const std::function<bool(std::string_view)>& ours) {
-  SW_ASSIGN(const std::vector<DirectoryEntry> entries, retry_read([&] { return fs_.list(directory); }));
+  SW_ASSIGN(std::vector<DirectoryEntry> entries, retry_read([&] { return fs_.list(directory); }));
+  // A record vouches for data files. So if we are killed here, no record stays behind without them.
+  std::ranges::stable_partition(entries, [](const DirectoryEntry& entry) { return entry.name.ends_with(".record"); });
   for (const DirectoryEntry& entry : entries) {
     if (entry.type != FileType::kRegular || !ours(entry.name)) continue;
     Status unlinked = fs_.unlink(fmt::format("{}/{}", directory, entry.name));

@@ -1,7 +1,7 @@
 // VersionRemover: takes one version off a tier. No crash may leave a live version without its files, or a pinned one
 // without its manifest. The order:
 //   manifest linked to a second name, synced -> manifest unlinked -> pins checked again -> second name unlinked, synced
-//   -> files unlinked -> directory removed -> pin unlinked
+//   -> files unlinked, records first -> directory removed -> pin unlinked
 // version/retention.hpp decides what may be removed. Only names that Slackwater makes are unlinked; a directory that
 // holds files of others stays, without a manifest.
 // Owned by a VersionCleaner or by the CLI. Thread rule: thread-safe, but a version must not be removed by two threads
@@ -40,7 +40,7 @@ class VersionRemover {
   // Whether its files were removed, but its directory stays because it holds files of others.
   [[nodiscard]] bool left_alone(const VersionName& version) const;
 
-  // Unlinks the files in `directory` for which `ours` returns true.
+  // Unlinks the files in `directory` for which `ours` returns true, records before the data that they vouch for.
   [[nodiscard]] Status unlink_if(const std::string& directory, const std::function<bool(std::string_view)>& ours);
 
  private:

@@ -9,6 +9,7 @@
 #include "restore/checkpoint_reader.hpp"
 #include "support/effort.hpp"
 #include "support/write_checkpoint.hpp"
+#include "tiers/version_copier.hpp"
 #include "version/catalog.hpp"
 
 namespace slackwater::test {
@@ -39,8 +40,10 @@ class Inspection {
     if (auto wrong = read_newest(*engine)) return wrong;
     if (auto wrong = look_at_all(options.path, promises_.present, promises_.pinned)) return wrong;
     const std::string lower = directory_ + "/lower";
-    if (fs_->status(lower) || !promises_.copied.empty())
+    if (fs_->status(lower) || !promises_.copied.empty()) {
       if (auto wrong = look_at_all(lower, promises_.copied, {})) return fmt::format("on the lower tier, {}", *wrong);
+      if (auto wrong = copy_newest(options.path, lower)) return fmt::format("on the lower tier, {}", *wrong);
+    }
     return save_on(*engine, options.path);
   }
 
@@ -99,6 +102,21 @@ class Inspection {
         read_whole(*fs_, fmt::format("{}/{}/{}", path, version_directory(version), kIndexName), 1u << 20);
     if (manifest && index && digest128(*index) == manifest->index_digest) return std::nullopt;
     return fmt::format("the index of step {} is not the one that was written", version.step);
+  }
+
+  // Whoever copies next takes a file for complete if it seems so, and publishes the version.
+  std::optional<std::string> copy_newest(const std::string& path, const std::string& lower) {
+    const auto versions = list_versions(path);
+    if (!versions || versions->empty()) return std::nullopt;
+    const VersionName newest = name_of(versions->back());
+    const auto files = VersionFiles::read(*fs_, path, newest);
+    if (!files) return fmt::format("step {} cannot be read: {}", newest.step, files.error().to_string());
+    if (const Status copied = VersionCopier(*files, *fs_, lower).copy_all({}); !copied)
+      return fmt::format("step {} cannot be copied: {}", newest.step, copied.error().to_string());
+    const auto report = verify_version({.fs = fs_.get()}, lower, newest, {});
+    if (!report) return fmt::format("the copy of step {} cannot be read: {}", newest.step, report.error().to_string());
+    if (report->damages.empty()) return std::nullopt;
+    return fmt::format("the copy of step {} is damaged: {}", newest.step, report->damages[0].what);
   }
 
   std::optional<std::string> save_on(Engine& engine, const std::string& path) {

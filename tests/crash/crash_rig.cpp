@@ -5,6 +5,7 @@
 
 #include "engine/engine_impl.hpp"
 #include "support/write_checkpoint.hpp"
+#include "tiers/version_copier.hpp"
 #include "version/garbage.hpp"
 #include "version/version_remover.hpp"
 
@@ -59,6 +60,24 @@ void CrashRig::save_and_copy(Engine& engine, std::uint64_t step) {
   report(ticket);
   must(engine.wait_copied());
   copied_.push_back(ticket.number);
+  book();
+}
+
+void CrashRig::lose_data_and_copy_again() {
+  const std::string root = directory_.path() + "/run";
+  const std::string lower = directory_.path() + "/lower";
+  const VersionName version = name_of(must(scan_catalog(disk_, lower)).live_versions().back());
+  const std::string directory = version_path(lower, version);
+  const std::uint64_t number = copied_.back();
+  copied_.pop_back();
+  book();
+  for (const std::string& name : {std::string(kManifestName), data_file(0, 0)}) {
+    must(disk_.unlink(directory + "/" + name));
+    must(disk_.sync_directory(directory));
+  }
+  const VersionFiles files = must(VersionFiles::read(disk_, root, version));
+  must(VersionCopier(files, disk_, lower).copy_all({}));
+  copied_.push_back(number);
   book();
 }
 

@@ -44,6 +44,9 @@ class CrashRig {
   // With a lower tier on the same disk, which keeps two versions. Save with save_and_copy().
   [[nodiscard]] Engine open_with_tier(std::uint64_t keep);
   void save_and_copy(Engine& engine, std::uint64_t step);
+  // While no engine is open: the newest copy on the lower tier loses its manifest and its data, but not its record, as
+  // when a delete is cut short. Then it is copied again.
+  void lose_data_and_copy_again();
   // With these calls failing on top; faults() sets them.
   [[nodiscard]] Engine open_faulty(std::uint64_t keep);
   [[nodiscard]] FaultFileSystem& faults() { return *faults_; }

@@ -71,6 +71,15 @@ void lower_tier(CrashRig& rig) {
   for (std::uint64_t step = 5; step <= 6; ++step) rig.save_and_copy(engine, step);
 }
 
+// A record vouches for data that is gone, until the data is there again.
+void copy_again(CrashRig& rig) {
+  {
+    Engine engine = rig.open_with_tier(1);
+    for (std::uint64_t step = 1; step <= 2; ++step) rig.save_and_copy(engine, step);
+  }
+  rig.lose_data_and_copy_again();
+}
+
 // A step whose files are there but not its decision, and a rollback: what `slackwater gc` removes.
 void garbage(CrashRig& rig) {
   {
@@ -144,6 +153,7 @@ const std::vector<NamedScenario>& crash_scenarios() {
       {"failing disk", failing_disk, kSmall},
       {"subdirectories", subdirectories, kSmall},
       {"a lower tier", lower_tier, kSmall},
+      {"a copy that lost its data", copy_again, kSmall},
       {"gc", garbage, kSmall},
       {"each call fails once", each_call_fails_once, kSmall},
       {"a disk of keep + 1 states", full_disk, kSmall},

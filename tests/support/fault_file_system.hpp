@@ -9,6 +9,7 @@
 //   fs.fail(FsCall::kLink, EIO, {.times = kAlways, .path = "manifest"});
 //   fs.hang(FsCall::kSyncData);                               // until fs.release_hung(); a disk that does not answer
 //   fs.delay(FsCall::kSyncData, 20ms, {.times = kAlways});    // a slow one
+//   fs.raise(FsCall::kList);                                  // memory has run out
 //
 // Failing calls do nothing but fail, except that close() does close (as the kernel does). Thread-safe, as FileSystem
 // must be.
@@ -22,6 +23,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
@@ -43,6 +45,7 @@ enum class FsCall : std::uint8_t {
   kRemoveDirectory,
   kList,
   kStatus,
+  kIdentity,
   kFreeBytes,
   kTryLock,
   kMakeQueue,
@@ -81,6 +84,10 @@ class FaultPlan {
   void hang(FsCall call, FaultWhen when) {
     const std::lock_guard lock(mutex_);
     faults_.push_back({.call = call, .hangs = true, .when = std::move(when)});
+  }
+  void raise(FsCall call, FaultWhen when) {
+    const std::lock_guard lock(mutex_);
+    faults_.push_back({.call = call, .raises = true, .when = std::move(when)});
   }
   // `next`: what hangs after that, set in the same moment.
   void release_hung(std::optional<std::pair<FsCall, FaultWhen>> next = {}) {
@@ -139,6 +146,7 @@ class FaultPlan {
       }
       if (fault.when.times == 0) continue;
       if (fault.when.times != kAlways) --fault.when.times;
+      if (fault.raises) throw std::bad_alloc();
       if (fault.hangs) {
         ++hung_;
         hung_changed_.notify_all();
@@ -213,6 +221,7 @@ class FaultPlan {
     int sys_errno = 0;
     Duration delay = Duration::zero();
     bool hangs = false;
+    bool raises = false;
     FaultWhen when;
   };
   mutable std::mutex mutex_;
@@ -361,6 +370,8 @@ class FaultFileSystem final : public FileSystem {
   void fail(FsCall call, int sys_errno, FaultWhen when = {}) { plan_->fail(call, sys_errno, std::move(when)); }
   void delay(FsCall call, Duration delay, FaultWhen when = {}) { plan_->delay(call, delay, std::move(when)); }
   void hang(FsCall call, FaultWhen when = {}) { plan_->hang(call, std::move(when)); }
+  // A call that ends with std::bad_alloc.
+  void raise(FsCall call, FaultWhen when = {}) { plan_->raise(call, std::move(when)); }
   void release_hung() { plan_->release_hung(); }
   void release_hung_until(FsCall call, FaultWhen when = {}) { plan_->release_hung(std::pair(call, std::move(when))); }
   // Returns when that many calls have hung in all.
@@ -419,6 +430,10 @@ class FaultFileSystem final : public FileSystem {
   [[nodiscard]] Result<FileStatus> status(const std::string& path) override {
     if (Status met = plan_->meet(FsCall::kStatus, path); !met) return slackwater::fail(met.error());
     return inner_.status(path);
+  }
+  [[nodiscard]] Result<std::string> identity(const std::string& path) override {
+    if (Status met = plan_->meet(FsCall::kIdentity, path); !met) return slackwater::fail(met.error());
+    return inner_.identity(path);
   }
   [[nodiscard]] Result<std::uint64_t> free_bytes(const std::string& path) override {
     if (Status met = plan_->meet(FsCall::kFreeBytes, path); !met) return slackwater::fail(met.error());

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <set>
 
+#include "support/write_checkpoint.hpp"
 #include "unit/engine/promotion_fixture.hpp"
 
 namespace slackwater::test {
@@ -122,6 +123,32 @@ TEST_F(BranchesTest, WithTheSameNumberTheLaterRunIsContinuedAndTheOtherIsSetAsid
   EXPECT_EQ(live(lower()), "7");
   EXPECT_EQ(aside(lower()), "3 9") << "what the other run had committed is gone";
   EXPECT_EQ(live(node('a')), "7");
+}
+
+// Node A's step 2 was left behind on the tier by a rollback. The run on node B adopts a step 2 of its own, which has
+// the same name.
+TEST_F(BranchesTest, ACheckpointOfThatNameOnTheTierIsNotTakenForACopy) {
+  Run first = start_on('a', Tier::kReachable);
+  train(first, 'a', {1, 2});
+  copied_and_closed(first);
+  {
+    const CheckpointWriter rolled_back(lower(), {{1, 1}});
+  }
+  next_millisecond();
+  Run second = start_on('b', Tier::kDown);
+  train(second, 'b', {1, 2});
+  static_cast<void>(second->close(std::chrono::milliseconds(100)));
+  second.engine.reset();
+
+  Run run = start_on('b', Tier::kReachable);
+  expect_restored(run, 'b', 2);
+  train(run, 'b', {3});
+  copied(run);
+  EXPECT_NE(log().find("step 2 will not be copied to " + lower() + ": the tier has a checkpoint of that name"),
+            std::string::npos)
+      << "the user is told that it was copied; " << log();
+  EXPECT_EQ(run->tiers()[0].skipped, 2u);
+  close(run);
 }
 
 TEST_F(BranchesTest, TheBranchThatWasSetAsideCanBeRestoredByItsStep) {
@@ -246,6 +273,128 @@ TEST_F(BranchesTest, TwoCheckpointsOfOneNameStayWhatTheyAre) {
     copied_and_closed(run);
     EXPECT_EQ(aside(lower()), "3 4");
   }
+}
+
+// Steps 1 to 3 are on the lower tier. Tier 0 has lost the steps after 1, as a new disk has them.
+class UnseenBelowTest : public BranchesTest {
+ protected:
+  void SetUp() override {
+    save_three();
+    for (const std::uint64_t step : {2u, 3u})
+      std::filesystem::remove_all(node('a') + "/" + version_directory({step, 1}));
+  }
+  void save_three() {
+    Run run = start_on('a', Tier::kReachable);
+    train(run, 'a', {1, 2, 3});
+    copied_and_closed(run);
+  }
+  // A run that never reaches the tier.
+  void run_without_tier(const std::vector<std::uint64_t>& steps, std::optional<std::uint64_t> asked = {}) {
+    Run run = start_on('a', Tier::kDown);
+    expect_restored(run, 'a', 1, asked);
+    train(run, 'a', steps);
+    static_cast<void>(run->close(std::chrono::milliseconds(100)));
+    run.engine.reset();
+  }
+  void expect_kept() {
+    EXPECT_EQ(aside(lower()), "2 3") << "a rollback that nobody asked for has deleted what the tier had";
+    Run run = start_on('a', Tier::kReachable);
+    expect_restored(run, 'a', 3, 3);
+    close(run);
+  }
+};
+
+TEST_F(UnseenBelowTest, ATierThatComesBackBeforeTheFirstSaveKeepsWhatTheRestoreDidNotSee) {
+  Run run = start_on('a', Tier::kDown, {.keep = 1}, 1);
+  expect_restored(run, 'a', 1);
+  run.tier->clear_faults();
+  train(run, 'a', {4, 5});
+  copied_and_closed(run);
+  EXPECT_NE(log().find("steps 2, 3 on a lower tier are set aside and kept: restore(step=...)"), std::string::npos)
+      << log();
+  EXPECT_EQ(live(lower()), "5");
+  expect_kept();
+}
+
+TEST_F(UnseenBelowTest, ATierThatComesBackLaterKeepsItToo) {
+  Run run = start_on('a', Tier::kDown, {.keep = 1}, 1);
+  expect_restored(run, 'a', 1);
+  train(run, 'a', {4});
+  run.tier->clear_faults();
+  train(run, 'a', {5});
+  copied_and_closed(run);
+  EXPECT_NE(log().find("steps 2, 3 on " + lower() + " are set aside and kept: restore(step=...)"), std::string::npos)
+      << log();
+  EXPECT_EQ(live(lower()), "5");
+  expect_kept();
+}
+
+TEST_F(UnseenBelowTest, ATierThatComesBackInTheNextRunKeepsItToo) {
+  run_without_tier({4});
+  Run run = start_on('a', Tier::kReachable, {.keep = 1}, 1);
+  expect_restored(run, 'a', 4);
+  EXPECT_NE(log().find("steps 2, 3 on " + lower() + " are set aside and kept: restore(step=...)"), std::string::npos)
+      << log();
+  train(run, 'a', {5, 6});
+  copied_and_closed(run);
+  EXPECT_EQ(live(lower()), "6");
+  expect_kept();
+}
+
+TEST_F(UnseenBelowTest, ATierThatTheRestoreOfTheNextRunMissesTooKeepsIt) {
+  run_without_tier({4});
+  Run run = start_on('a', Tier::kDown, {.keep = 1}, 1);
+  expect_restored(run, 'a', 4);
+  run.tier->clear_faults();
+  train(run, 'a', {5, 6});
+  copied_and_closed(run);
+  EXPECT_EQ(live(lower()), "6");
+  expect_kept();
+}
+
+TEST_F(UnseenBelowTest, ARollbackDoesNotReachWhatItDidNotSee) {
+  run_without_tier({4}, 1);
+  Run run = start_on('a', Tier::kReachable, {.keep = 1}, 1);
+  expect_restored(run, 'a', 4);
+  train(run, 'a', {5, 6});
+  copied_and_closed(run);
+  expect_kept();
+}
+
+TEST_F(UnseenBelowTest, ARollbackThatSawItLeavesItBehind) {
+  Run run = start_on('a', Tier::kReachable);
+  expect_restored(run, 'a', 1, 1);
+  train(run, 'a', {4});
+  copied_and_closed(run);
+  EXPECT_EQ(live(lower()), "1 4");
+  EXPECT_EQ(debris(lower()), "");
+}
+
+TEST_F(UnseenBelowTest, AfterARollbackInTheSameProcessNothingIsSetAsideThatRetentionHasDeleted) {
+  Run run = start_on('a', Tier::kReachable, {.keep = 1}, 1);
+  expect_restored(run, 'a', 3);
+  ASSERT_TRUE(run->pin(1));
+  train(run, 'a', {4, 5});
+  copied(run);  // steps 2 and 3 are gone
+  expect_restored(run, 'a', 1, 1);
+  train(run, 'a', {6});
+  copied_and_closed(run);
+  EXPECT_EQ(live(lower()), "1 6");
+  EXPECT_EQ(log().find("set aside"), std::string::npos) << log();
+}
+
+TEST_F(UnseenBelowTest, ARollbackThatTheTierMissedHoldsThereToo) {
+  for (const std::uint64_t step : {2u, 3u}) {  // tier 0 has them again
+    const std::string name = "/" + version_directory({step, 1});
+    std::filesystem::copy(lower() + name, node('a') + name, std::filesystem::copy_options::recursive);
+  }
+  run_without_tier({4}, 1);
+  Run run = start_on('a', Tier::kReachable);
+  expect_restored(run, 'a', 4);
+  train(run, 'a', {5});
+  copied_and_closed(run);
+  EXPECT_EQ(live(lower()), "1 4 5");
+  EXPECT_EQ(debris(lower()), "") << "a rollback has left it behind";
 }
 
 }  // namespace

@@ -41,6 +41,7 @@ class DeadTierTest : public EngineTest {
     options.tiers = {{.location = lower()}};
     auto upper_files = std::make_unique<FaultFileSystem>(*real_);
     auto lower_files = std::make_unique<FaultFileSystem>(*real_);
+    if (hangs_at_open_) lower_files->hang(FsCall::kIdentity);
     upper_files_ = upper_files.get();
     lower_files_ = lower_files.get();
     EngineDependencies parts{.fs = std::move(upper_files), .clock = nullptr};
@@ -62,6 +63,7 @@ class DeadTierTest : public EngineTest {
   const std::shared_ptr<FileSystem> real_ = make_posix_file_system();
   FaultFileSystem* upper_files_ = nullptr;  // owned by the engine
   FaultFileSystem* lower_files_ = nullptr;
+  bool hangs_at_open_ = false;
 };
 
 TEST_F(DeadTierTest, ARestoreDoesNotWaitForItIfTier0HasACheckpoint) {
@@ -119,6 +121,24 @@ TEST_F(DeadTierTest, CloseDoesNotWaitForAProbeOfIt) {
   }
   Engine engine = open_when_free(EngineTest::options());
   EXPECT_EQ(steps(engine), (std::vector<std::uint64_t>{1, 2}));
+}
+
+TEST_F(DeadTierTest, NeitherOpenNorCloseWaitsForAComparisonOfItsDirectory) {
+  hangs_at_open_ = true;
+  {
+    Engine engine = open_tiered(milliseconds(20));
+    lower_files_->wait_hung(1);
+    save_and_commit(engine, 3, model_);
+    ASSERT_TRUE(engine.wait_copied());
+    const Status closed = engine.close();
+    EXPECT_TRUE(closed) << closed.error().to_string();
+    EXPECT_NE(log().find("the storage at a lower tier of " + upper() + " does not respond"), std::string::npos)
+        << log();
+    lower_files_->release_hung();
+  }
+  hangs_at_open_ = false;
+  Engine engine = open_when_free(EngineTest::options());
+  EXPECT_EQ(steps(engine), (std::vector<std::uint64_t>{2, 3}));
 }
 
 // A repair publishes while nobody deletes. The claim of an attempt waits for that too, and with it the first save.

@@ -1,5 +1,8 @@
 // Bad input: each gets one clear sentence, and nothing is lost.
+#include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "unit/engine/engine_fixture.hpp"
 
@@ -62,6 +65,30 @@ TEST_F(MisuseTest, TwoRunsOnOneDirectory) {
   expect_error(second.error(), ErrorKind::kBusy, options().path);
   ASSERT_TRUE(first.close());
   EXPECT_TRUE(Engine::open(options()));
+}
+
+TEST_F(MisuseTest, TwoTiersThatAreOneDirectory) {
+  const std::string root = directory_.path();
+  std::filesystem::create_directory(root + "/there");
+  std::filesystem::create_directory_symlink("run", root + "/link-to-run");  // which does not exist yet
+  std::filesystem::create_directory_symlink(root, root + "/here");
+  std::filesystem::create_directory_symlink("there", root + "/link-to-there");
+  std::filesystem::create_directory_symlink("link-to-missing", root + "/link");
+  std::filesystem::create_directory_symlink("missing", root + "/link-to-missing");
+  const std::vector<std::vector<std::string>> same{
+      {"run"}, {"link-to-run"}, {"here/run"}, {"there", "link-to-there"}, {"missing", "link"}, {"a/b", "here/a//b"}};
+  for (const auto& names : same) {
+    Options bad = options();
+    for (const std::string& name : names) bad.tiers.push_back({.location = root + "/" + name});
+    const auto engine = Engine::open(bad);
+    ASSERT_FALSE(engine) << names.back();
+    expect_error(engine.error(), ErrorKind::kInvalidArgument, "two tiers have the same location");
+    std::filesystem::remove_all(bad.path);
+  }
+  Options good = options();
+  for (const char* name : {"there", "missing", "here/there2", "run2", "run/below"})
+    good.tiers.push_back({.location = root + "/" + name});
+  EXPECT_TRUE(Engine::open(good));
 }
 
 TEST_F(MisuseTest, AMissingParentDirectory) {

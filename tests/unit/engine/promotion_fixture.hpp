@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,7 +30,8 @@ class PromotionTest : public EngineTest {
     Engine* operator->() const { return engine.get(); }
     Engine& operator*() const { return *engine; }
   };
-  Run start(TierOptions tier = {}, std::uint32_t rank = 0, std::uint32_t world = 1, std::uint64_t keep = 2) {
+  Run start(TierOptions tier = {}, std::uint32_t rank = 0, std::uint32_t world = 1, std::uint64_t keep = 2,
+            const std::function<void(FaultFileSystem&)>& before = {}) {
     tier.location = lower();
     Options with = options();
     with.keep = keep;
@@ -38,6 +40,7 @@ class PromotionTest : public EngineTest {
     with.copy_timeout = std::chrono::seconds(60);
     with.tiers = {tier};
     auto faulty = std::make_unique<FaultFileSystem>(*real_);
+    if (before) before(*faulty);
     Run run{.tier = faulty.get(), .engine = {}};
     EngineDependencies parts;
     parts.tiers.emplace_back(tier, lower(), std::move(faulty));

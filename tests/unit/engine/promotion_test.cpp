@@ -104,6 +104,26 @@ TEST_F(PromotionTest, CloseNamesWhatIsLeftAndTheNextRunContinues) {
   EXPECT_TRUE(run->close());
 }
 
+TEST_F(PromotionTest, TheLockOfTheTierIsFreeWhenCloseReturns) {
+  Model model;
+  model.add("w", 1000);
+  const Run first = start();
+  save_and_commit(*first, 1, model);
+  copied(first);
+  EXPECT_FALSE(real_->try_lock(lock_path(lower())));
+  ASSERT_TRUE(first->close());
+  EXPECT_TRUE(real_->try_lock(lock_path(lower())));
+
+  const Run second = start();  // while the first is still there
+  Reader reader;
+  ASSERT_EQ(restore(*second, reader), 1u);
+  save_and_commit(*second, 2, model);
+  copied(second);
+  EXPECT_EQ(live(lower()), "1 2");
+  EXPECT_EQ(first->tiers()[0].newest_step, 1u) << "its status can still be read";
+  EXPECT_TRUE(second->close());
+}
+
 TEST_F(PromotionTest, WhatIsThereInPartAndNotWantedAnyMoreIsRemoved) {
   Model model;
   model.add("w", 9 * kMiB);
@@ -175,6 +195,22 @@ TEST_F(PromotionTest, DeleteDeletesOnEveryTier) {
   EXPECT_EQ(live(upper()), "1 3");
   EXPECT_EQ(live(lower()), "1 3");
   EXPECT_TRUE(run->close());
+}
+
+TEST_F(PromotionTest, AfterCloseAnotherRunMayUseTheTierAtOnce) {
+  Model model;
+  model.add("w", 1000);
+  Run first = start({.keep = 0});
+  save_and_commit(*first, 1, model);
+  copied(first);
+  ASSERT_TRUE(first->close());
+  Run second = start({.keep = 0});  // the first engine is still there
+  Reader reader;
+  ASSERT_EQ(restore(*second, reader), 1u);
+  save_and_commit(*second, 2, model);
+  const Status status = second->wait_copied(std::chrono::seconds(10));
+  EXPECT_TRUE(status) << status.error().to_string();
+  EXPECT_TRUE(second->close(std::chrono::seconds(1)));
 }
 
 TEST_F(PromotionTest, ARollbackHoldsOnEveryTier) {

@@ -33,6 +33,17 @@ class PromotionTroubleTest : public PromotionTest {
   }
 };
 
+TEST_F(PromotionTroubleTest, AnExceptionWhileTheTierIsListedEndsNothing) {
+  Run run = start({}, 0, 1, 2, [](FaultFileSystem& tier) { tier.raise(FsCall::kList); });
+  Model model;
+  model.add("w", 1000);
+  save_and_commit(*run, 1, model);
+  copied(run);
+  EXPECT_EQ(run->tiers()[0].errors, 1u);
+  EXPECT_EQ(live(lower()), "1");
+  EXPECT_TRUE(run->close());
+}
+
 TEST_F(PromotionTroubleTest, DeletesThatFailStopNoCopyAndAreDoneOnceTheyWork) {
   Model model;
   model.add("w", 1000);
@@ -142,6 +153,32 @@ TEST_F(PromotionTroubleTest, FilesThatVanishBehindTheirRecordAreCopiedAgainByThe
   close_all(runs);
 }
 
+TEST_F(PromotionTroubleTest, AnotherVersionThatAppearsUnderTheNameOfACopyStaysAsItIs) {
+  Model model;
+  model.add("w", 1000);
+  Run run = start({.keep = 0}, 0, 1, 0);
+  save_and_commit(*run, 1, model);
+  copied(run);
+  const std::string there = version(lower(), 2);
+  run.tier->hang(FsCall::kOpen, {.path = there + "/" + kManifestName});  // while it looks for it
+  save_and_commit(*run, 2, model);
+  run.tier->wait_hung(1);
+  Manifest manifest = *read_manifest(*real_, upper(), {2, newest_attempt(upper())});
+  manifest.run = random_id();
+  std::filesystem::create_directory(there);
+  const std::string text = serialize(manifest);
+  std::ofstream(there + "/" + kManifestName) << text;
+  run.tier->release_hung();
+  copied(run);
+  EXPECT_NE(log().find("step 2 will not be copied to " + lower()), std::string::npos) << log();
+  EXPECT_EQ(read_file_text(there + "/" + kManifestName), text);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(there), {}), 1) << "something was written beside it";
+  save_and_commit(*run, 3, model);
+  copied(run);
+  EXPECT_TRUE(std::filesystem::exists(version(lower(), 3) + "/" + kManifestName)) << "it holds newer ones up";
+  EXPECT_TRUE(run->close());
+}
+
 TEST_F(PromotionTroubleTest, ADamagedFileOfARankIsNamedAndNewerVersionsDoNotWait) {
   std::vector<Model> models;
   std::vector<Run> runs = start_ranks(2, models, kMiB);
@@ -185,8 +222,8 @@ TEST_F(PromotionTroubleTest, AFileThatCannotBeReadDoesNotKeepNewerVersionsFromTh
 // No whole part is finished for longer than copy_timeout, but bytes go as fast as the cap allows.
 TEST_F(PromotionTroubleTest, ACapIsNoStall) {
   Options with = options();
-  with.copy_timeout = std::chrono::milliseconds(250);
-  with.tiers = {{.location = lower(), .bandwidth_bytes = 16 * kMiB}};
+  with.copy_timeout = std::chrono::milliseconds(1500);  // a busy machine may let a thread wait for a while
+  with.tiers = {{.location = lower(), .bandwidth_bytes = 8 * kMiB}};
   Engine engine = open(with);
   Model model;
   model.add("w", 20 * kMiB);
@@ -206,7 +243,7 @@ TEST_F(PromotionTroubleTest, ADeleteThatATierMissedIsNamed) {
   ASSERT_TRUE(run->remove(1));
   const Status closed = run->close(std::chrono::milliseconds(300));
   ASSERT_FALSE(closed);
-  EXPECT_NE(closed.error().message.find("steps 1 were deleted, but not on " + lower()), std::string::npos)
+  EXPECT_NE(closed.error().message.find("steps 1 were deleted, but not on " + lower() + " yet"), std::string::npos)
       << closed.error().to_string();
 }
 

@@ -238,7 +238,8 @@ class NodeLocalTest : public TiersRanksTest {
   static constexpr std::uint32_t kPerNode = 2;
   [[nodiscard]] std::string node(std::uint32_t number) { return directory_.path() + "/node" + std::to_string(number); }
   // Which rank is on which node. By default, nodes in order.
-  Ranks start_nodes(std::uint32_t world, std::function<std::uint32_t(std::uint32_t rank)> node_of = {}) {
+  Ranks start_nodes(std::uint32_t world, std::function<std::uint32_t(std::uint32_t rank)> node_of = {},
+                    std::uint64_t keep = 2) {
     const auto store = std::make_shared<MemoryStore>();
     return start(world, [&, store](Options& options) {
       options.node_local = true;
@@ -246,6 +247,7 @@ class NodeLocalTest : public TiersRanksTest {
       options.store = store;
       options.path = node(node_of ? node_of(options.rank) : options.rank / kPerNode);
       options.tiers[0].keep = 0;
+      options.keep = keep;
     });
   }
 };
@@ -326,6 +328,61 @@ TEST_F(NodeLocalTest, RanksOnOtherNodesThanBeforeStillCopyWhatIsDueBelow) {
   EXPECT_EQ(log().find("is not copied"), std::string::npos) << log();
 }
 
+// Step 2 is on the nodes 0 to 2 alone. The run goes on from step 1 on the nodes 3 to 5, and then one node comes back.
+TEST_F(NodeLocalTest, WhatANodeHadWhenTheRunLeftItIsSetAsideWhenItComesBack) {
+  Ranks first = start_nodes(6);
+  commit_all(first, 1);
+  commit_all(first, 2);
+  close_all(first);
+  first.clear();
+  stdfs::remove_all(lower() + "/step-0000000002.a1");
+  Ranks second = start_nodes(6, [](std::uint32_t rank) { return 3 + rank / kPerNode; });
+  EXPECT_EQ(restore_all(second), 1u);
+  commit_all(second, 3);
+  close_all(second);
+  second.clear();
+
+  Ranks ranks = start_nodes(6, [](std::uint32_t rank) { return rank < 4 ? 3 + rank / kPerNode : 1; }, 1);
+  EXPECT_EQ(restore_all(ranks), 3u);
+  commit_all(ranks, 4);
+  // Step 1 expires there. What counts as rolled back is deleted before it.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (stdfs::exists(node(1) + "/step-0000000001.a1")) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << log();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(stdfs::exists(node(1) + "/step-0000000002.a1/manifest.json"))
+      << "a rollback that nobody asked for has deleted it";
+  close_all(ranks);
+}
+
+// Only a rank of this node could tell the others what is there.
+TEST_F(NodeLocalTest, IfARankCannotReachTheDirectoryOfItsNodeTheRestoreFails) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  close_all(first);
+  first.clear();
+  Ranks ranks = start_nodes(4);
+  ranks[3]->fs->fail(FsCall::kTryLock, EIO, {.times = kAlways, .path = node(1)});
+  ranks[3]->fs->fail(FsCall::kList, EIO, {.times = kAlways, .path = node(1)});
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& rank : ranks) {
+      threads.emplace_back([&, rank = rank.get()] {
+        const auto restored = rank->engine->restore({}, rank->state.plan());
+        ASSERT_FALSE(restored) << "rank " << rank->number;
+        EXPECT_TRUE(restored.error().retryable);
+        EXPECT_NE(restored.error().message.find("rank 3: the tier " + node(1) + " cannot be reached"),
+                  std::string::npos)
+            << restored.error().to_string();
+      });
+    }
+  }
+  ranks[3]->fs->clear_faults();
+  EXPECT_EQ(restore_all(ranks), 1u);
+  close_all(ranks);
+}
+
 TEST_F(NodeLocalTest, WithoutALowerTierAWarningSaysWhatALostNodeCosts) {
   Options options = rank_options(0, 2);
   options.node_local = true;
@@ -382,6 +439,30 @@ TEST_F(NodeLocalTest, AStepThatTheLostNodeDidNotCopyBelowFallsBackToTheOneBefore
   EXPECT_EQ(restore_all(ranks, &damaged), 1u);
   ASSERT_EQ(damaged.size(), 1u);
   EXPECT_NE(damaged[0].find("the other nodes: cannot be read from here"), std::string::npos) << damaged[0];
+  close_all(ranks);
+}
+
+// The other nodes still have the step, and only rank 0's node knows that it was deleted.
+TEST_F(NodeLocalTest, AStepThatTheTierBelowHasStillToDeleteIsUsedByNoNode) {
+  Ranks first = start_nodes(4);
+  commit_all(first, 1);
+  commit_all(first, 2);
+  for (const auto& rank : first) ASSERT_TRUE(rank->engine->wait_copied());
+  first[0]->fs->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = lower()});
+  ASSERT_TRUE(first[0]->engine->remove(2));
+  {
+    std::vector<std::jthread> threads;
+    for (const auto& rank : first)
+      threads.emplace_back([&rank] { static_cast<void>(rank->engine->close(std::chrono::milliseconds(300))); });
+  }
+  first.clear();
+  ASSERT_TRUE(stdfs::exists(node(1) + "/step-0000000002.a1/manifest.json"));
+  ASSERT_TRUE(stdfs::exists(lower() + "/step-0000000002.a1/manifest.json"));
+  Ranks ranks = start_nodes(4);
+  EXPECT_EQ(restore_all(ranks), 1u);
+  commit_all(ranks, 3);
+  for (const auto& rank : ranks) EXPECT_TRUE(rank->engine->wait_copied());
+  EXPECT_FALSE(stdfs::exists(lower() + "/step-0000000002.a1"));
   close_all(ranks);
 }
 

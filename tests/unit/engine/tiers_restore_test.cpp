@@ -100,6 +100,21 @@ class TiersRestoreTest : public EngineTest {
     }
   }
 
+  // The steps that are set aside on a tier.
+  [[nodiscard]] std::vector<std::uint64_t> aside(const std::string& tier) const {
+    std::vector<std::uint64_t> steps;
+    const auto catalog = scan_catalog(*real_, tier);
+    if (!catalog) throw std::runtime_error(catalog.error().to_string());
+    for (const SetAside& version : catalog->set_aside()) steps.push_back(version.version.step);
+    return steps;
+  }
+  void expect_restored_without_tier_0(Engine& engine, std::uint64_t step, std::optional<std::uint64_t> asked = {}) {
+    faults_->fail(FsCall::kList, EIO, {.times = kAlways, .path = upper()});
+    Reader reader;
+    ASSERT_EQ(restore(engine, reader, asked), step);
+    EXPECT_NE(log().find("the tier " + upper() + " cannot be reached"), std::string::npos) << log();
+  }
+
   Model model_;
   std::map<std::uint64_t, std::map<std::string, Bytes>> saved_;
   std::vector<std::string> damaged_;
@@ -325,6 +340,94 @@ TEST_F(TiersRestoreTest, ARepairPutsNothingBackThatRetentionWouldDelete) {
   ASSERT_TRUE(left);
   ASSERT_EQ(left->size(), 1u);
   EXPECT_EQ(left->front().step, 3u);
+}
+
+// Tier 0 has steps 1 and 2, the lower tier has step 1, and tier 0 cannot be reached for a moment.
+class UnreachedTier0Test : public TiersRestoreTest {
+ protected:
+  void SetUp() override {
+    TiersRestoreTest::SetUp();
+    stdfs::remove_all(in(lower(), 2, ""));
+  }
+  Options keeping(std::uint64_t keep) {
+    Options with = options();
+    with.keep = keep;
+    return with;
+  }
+  // Step 1 expires with the commit of step 3. What counts as rolled back is deleted before it.
+  void save_until_cleaned(Engine& engine) {
+    faults_->clear_faults();
+    save_and_commit(engine, 3, model_);
+    until([&] { return !stdfs::exists(in(upper(), 1, "")); });
+    ASSERT_TRUE(engine.close());
+  }
+};
+
+TEST_F(UnreachedTier0Test, WhatIsOnlyThereIsSetAsideAndKept) {
+  Engine engine = open_faulty(keeping(1));
+  expect_restored_without_tier_0(engine, 1);
+  save_until_cleaned(engine);
+  EXPECT_TRUE(stdfs::exists(in(upper(), 2, "manifest.json"))) << "a rollback that nobody asked for has deleted it";
+  EXPECT_EQ(aside(upper()), (std::vector<std::uint64_t>{2}));
+  EXPECT_NE(log().find("step 2 on " + upper() + " is set aside and kept: restore(step=...) takes one of them, "),
+            std::string::npos)
+      << log();
+  // As the warning says.
+  Engine again = open(options());
+  Reader reader;
+  ASSERT_EQ(restore(again, reader, 2), 2u);
+  EXPECT_EQ(reader.read, saved_.at(2));
+}
+
+TEST_F(UnreachedTier0Test, ARollbackDoesNotReachWhatItDidNotSee) {
+  Engine engine = open_faulty(keeping(1));
+  expect_restored_without_tier_0(engine, 1, 1);
+  save_until_cleaned(engine);
+  EXPECT_EQ(aside(upper()), (std::vector<std::uint64_t>{2}));
+}
+
+TEST_F(UnreachedTier0Test, ARollbackThatSawItLeavesItBehind) {
+  Engine engine = open_faulty(keeping(1));
+  Reader reader;
+  ASSERT_EQ(restore(engine, reader, 1), 1u);
+  save_until_cleaned(engine);
+  EXPECT_FALSE(stdfs::exists(in(upper(), 2, "")));
+}
+
+TEST_F(UnreachedTier0Test, EarlierVersionsThereStayLive) {
+  stdfs::remove_all(lower());
+  copy_to(lower());
+  stdfs::remove_all(in(lower(), 1, ""));
+  Engine engine = open_faulty(keeping(5));
+  expect_restored_without_tier_0(engine, 2);
+  faults_->clear_faults();
+  save_and_commit(engine, 3, model_);
+  ASSERT_TRUE(engine.close());
+  EXPECT_EQ(list_versions(upper()).value().size(), 3u);
+  EXPECT_TRUE(aside(upper()).empty());
+}
+
+TEST_F(UnreachedTier0Test, UntilItCanBeReadStepsFailAndThenTheyGoOn) {
+  Engine engine = open_faulty(keeping(1));
+  expect_restored_without_tier_0(engine, 1);
+  const Status failed = save(engine, 2, model_).wait(Level::kCommitted);
+  ASSERT_FALSE(failed) << "an attempt was claimed without knowing what is there";
+  EXPECT_NE(failed.error().message.find("no step is saved before the directory can be read"), std::string::npos)
+      << failed.error().to_string();
+  static_cast<void>(engine.wait(Level::kCommitted));  // told once is enough
+  save_until_cleaned(engine);
+  EXPECT_EQ(aside(upper()), (std::vector<std::uint64_t>{2}));
+}
+
+TEST_F(UnreachedTier0Test, IfNoOtherTierHasACheckpointTheRestoreFails) {
+  lose(lower());
+  Engine engine = open_faulty(keeping(1));
+  faults_->fail(FsCall::kList, EIO, {.times = kAlways, .path = upper()});
+  Reader reader;
+  const auto restored = engine.restore({}, reader.plan());
+  ASSERT_FALSE(restored) << "a tier that does not answer was taken for an empty one";
+  EXPECT_NE(restored.error().message.find("the tier " + upper() + " cannot be reached"), std::string::npos)
+      << restored.error().to_string();
 }
 
 }  // namespace

@@ -95,6 +95,48 @@ TEST_F(DirectoryUploadTest, BytesAreSyncedBeforeTheName) {
   EXPECT_NE(std::find(bytes, calls.end(), FsCall::kSyncDirectory), calls.end());
 }
 
+TEST_F(DirectoryUploadTest, AFileHasItsLengthOnlyOnceAllOfItIsDurable) {
+  for (int tries = 0; tries < 2; ++tries) {
+    auto upload = begin();
+    for (const std::uint32_t part : {2, 1, 0}) {
+      ASSERT_TRUE(send(*upload, part));
+      EXPECT_NE(std::filesystem::file_size(path_), bytes_.size()) << "somebody may take it for complete";
+    }
+  }
+  auto upload = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
+  const std::size_t before = fs_.calls().size();
+  ASSERT_TRUE(upload->finish());
+  EXPECT_TRUE(arrived());
+  std::vector<FsCall> calls = fs_.calls();
+  calls.erase(calls.begin(), calls.begin() + static_cast<std::ptrdiff_t>(before));
+  std::erase_if(calls, [](FsCall call) { return call != FsCall::kSyncData && call != FsCall::kTruncate; });
+  EXPECT_EQ(calls, (std::vector{FsCall::kSyncData, FsCall::kTruncate, FsCall::kSyncData}));
+}
+
+TEST_F(DirectoryUploadTest, AFileThatIsCompleteKeepsItsLengthWhileItIsComparedAgain) {
+  auto upload = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*upload, part));
+  ASSERT_TRUE(upload->finish());
+  auto again = begin();
+  EXPECT_TRUE(arrived()) << "a reader may have it open";
+  ASSERT_TRUE(send(*again, 0));
+  EXPECT_TRUE(arrived());
+}
+
+TEST_F(DirectoryUploadTest, TwoThatSendTheSameFileDoNotSpoilIt) {
+  auto first = begin();
+  auto second = begin();
+  for (const std::uint32_t part : {0, 1, 2}) ASSERT_TRUE(send(*first, part));
+  ASSERT_TRUE(send(*second, 1));
+  ASSERT_TRUE(first->finish());
+  EXPECT_TRUE(arrived());
+  for (const std::uint32_t part : {0, 2}) ASSERT_TRUE(send(*second, part));
+  EXPECT_TRUE(arrived());
+  ASSERT_TRUE(second->finish());
+  EXPECT_TRUE(arrived());
+}
+
 TEST_F(DirectoryUploadTest, AbandonLeavesNothing) {
   auto upload = begin();
   ASSERT_TRUE(send(*upload, 1));

@@ -1,3 +1,5 @@
+#include "os/posix_lock.hpp"
+
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,6 +33,33 @@ TEST_F(PosixLockTest, TheSecondIsToldWhoHoldsIt) {
   EXPECT_TRUE(second.error().retryable);
   EXPECT_NE(second.error().message.find("process " + std::to_string(::getpid()) + " on "), std::string::npos)
       << second.error().message;
+}
+
+TEST_F(PosixLockTest, AHolderThatIsNoRunSaysWhatItIsAndWhatToDo) {
+  const std::string process = "process " + std::to_string(::getpid()) + " on ";
+  {
+    const auto first = fs_->try_lock(path_).value();
+    first->explain("a keeper writes here", "wait for it");
+    const auto second = fs_->try_lock(path_);
+    ASSERT_FALSE(second);
+    EXPECT_EQ(second.error().kind, ErrorKind::kBusy);
+    const std::string& said = second.error().message;
+    EXPECT_TRUE(said.starts_with("a keeper writes here (" + process)) << said;
+    EXPECT_TRUE(said.ends_with("); wait for it")) << said;
+  }
+  const auto third = fs_->try_lock(path_).value();
+  const auto fourth = fs_->try_lock(path_);
+  ASSERT_FALSE(fourth);
+  EXPECT_TRUE(fourth.error().message.starts_with("another run (" + process)) << fourth.error().message;
+}
+
+TEST_F(PosixLockTest, TheTextOfALockFileIsTakenLineByLineAsFarAsItIsPrintable) {
+  const LockHolder all = parse_lock_holder("process 1\na keeper\nwait\nmore\n");
+  EXPECT_EQ(all.process + "|" + all.doing + "|" + all.remedy, "process 1|a keeper|wait");
+  const LockHolder bad = parse_lock_holder("process 1\na \x1b[2Jkeeper\nwait\n");
+  EXPECT_EQ(bad.process + "|" + bad.doing + "|" + bad.remedy, "process 1|a |");
+  EXPECT_EQ(parse_lock_holder("").process, "");
+  EXPECT_EQ(parse_lock_holder("process 1").doing, "");
 }
 
 TEST_F(PosixLockTest, IsFreeAgainWhenDestroyed) {

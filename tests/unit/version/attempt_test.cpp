@@ -18,6 +18,7 @@ Attempt example() {
           .world = 2,
           .members = {"a", "b"},
           .adopted = {{40, 5}, {41, 6}},
+          .left_behind = {{50, 5}},
           .created_unix_ms = 1'700'000'000'000};
 }
 
@@ -36,6 +37,7 @@ TEST(Attempt, ComesBackAsItWas) {
   EXPECT_EQ(attempt->world, 2u);
   EXPECT_EQ(attempt->members, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(attempt->adopted, (std::vector<VersionName>{{40, 5}, {41, 6}}));
+  EXPECT_EQ(attempt->left_behind, (std::vector<VersionName>{{50, 5}}));
   EXPECT_EQ(attempt->created_unix_ms, 1'700'000'000'000);
 }
 
@@ -46,6 +48,8 @@ TEST(Attempt, ForgeriesAreRefused) {
       [](Json& json) { json["adopted"][0] = "step-0000000040.a7"; },                                          // its own
       [](Json& json) { json["set_aside"] = {{{"version", "step-0000000040.a7"}, {"why", "a bad block"}}}; },  // its own
       [](Json& json) { json["set_aside"] = {{{"version", "../step-0000000040.a5"}, {"why", "a bad block"}}}; },
+      [](Json& json) { json["left_behind"][0] = "step-0000000050.a7"; },  // its own
+      [](Json& json) { json["left_behind"][0] = 50; },
       [](Json& json) { json["members"].erase(0); },
       [](Json& json) { json["members"][0] = 1; },
       [](Json& json) { json["world"] = std::uint64_t{1} << 60; },

@@ -42,6 +42,17 @@ TEST_F(DeletionTest, TheDecisionGoesFirstAndForGood) {
   EXPECT_FALSE(exists(path_of({1, 1})));
 }
 
+TEST_F(DeletionTest, NoRecordOutlivesTheDataThatItVouchesFor) {
+  auto store = open_store();
+  const Attempt attempt = claim(*store);
+  commit(*store, attempt, 1);
+  write(path_of({1, 1}) + "/" + data_file(0, 1), "a second part, which is listed before the record");
+  fs_.fail(FsCall::kUnlink, EIO, {.path = ".safetensors"});  // as if it were killed there
+  EXPECT_FALSE(store->remove({1, 1}, "a test").has_value());
+  EXPECT_TRUE(exists(path_of({1, 1}) + "/" + data_file(0, 1)));
+  EXPECT_FALSE(exists(path_of({1, 1}) + "/" + record_file(0)));
+}
+
 // The sync that belongs to the unlink may have failed last time, or the process may have died before it.
 TEST_F(DeletionTest, AVersionFoundWithoutItsDecisionIsSyncedBeforeItsDataGoes) {
   auto store = open_store();
@@ -233,7 +244,7 @@ TEST_F(DeletionTest, AVersionThatHasLostFilesIsNotPutBackEvenIfPinned) {
   const Attempt attempt = claim(*store);
   commit(*store, attempt, 1);
   commit(*store, attempt, 2);
-  fs_.fail(FsCall::kUnlink, EIO, {.path = path_of({1, 1}) + "/" + record_file(0)});
+  fs_.fail(FsCall::kUnlink, EIO, {.path = path_of({1, 1}) + "/" + data_file(0, 0)});
   EXPECT_FALSE(store->clean_up({.keep = 1}).has_value());
   ASSERT_FALSE(exists(path_of({1, 1}) + "/" + kIndexName));
   write(control() + "/" + pin_file({1, 1}), "pinned\n");  // it came too late

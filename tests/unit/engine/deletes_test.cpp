@@ -1,0 +1,180 @@
+// delete() while a lower tier is out of reach: the next run goes on with it, and until then nobody uses the version.
+// (Power cuts: tests/crash/deletes_test.cpp.)
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "unit/engine/deletes_fixture.hpp"
+
+namespace slackwater::test {
+namespace {
+
+namespace stdfs = std::filesystem;
+
+TEST_F(DeletesTest, TheNextRunDeletesWhatATierHasMissed) {
+  delete_unheard(2);
+  EXPECT_EQ(live(upper()), "1 3");
+  EXPECT_EQ(live(lower()), "1 2 3");
+  EXPECT_EQ(notes().size(), 1u);
+  run_once(4);
+  EXPECT_EQ(live(lower()), "1 3 4");
+  EXPECT_EQ(debris(lower()), "");
+  EXPECT_TRUE(notes().empty());
+}
+
+TEST_F(DeletesTest, UntilThenARestoreDoesNotUseIt) {
+  delete_unheard(3);
+  Run run = start(kept_, 0, 1, 0);
+  Reader reader;
+  EXPECT_EQ(restore(*run, reader), 2u);
+  EXPECT_NE(log().find("step 3 (attempt 1) is not used: it was deleted, and is still to be deleted on " + lower()),
+            std::string::npos)
+      << log();
+  const auto asked_for = run->restore({.step = 3}, reader.plan());
+  ASSERT_FALSE(asked_for);
+  EXPECT_EQ(asked_for.error().kind, ErrorKind::kNotFound);
+  EXPECT_FALSE(stdfs::exists(on(upper(), 3))) << "it was brought back";
+}
+
+// The run goes on from an earlier step, and finds the deleted one on the tier: nobody else deleted it.
+TEST_F(DeletesTest, ADeletedStepIsNotSetAside) {
+  delete_unheard(3);
+  run_once(4);
+  EXPECT_EQ(live(lower()), "1 2 4");
+  EXPECT_FALSE(stdfs::exists(on(lower(), 3)));
+  EXPECT_EQ(log().find("set aside"), std::string::npos) << log();
+  EXPECT_TRUE(notes().empty());
+}
+
+TEST_F(DeletesTest, TheSameStepSavedAgainIsAnotherVersion) {
+  delete_unheard(3);
+  run_once(3);  // under the next attempt
+  EXPECT_EQ(live(upper()), "1 2 3");
+  EXPECT_EQ(live(lower()), "1 2 3");
+  EXPECT_FALSE(stdfs::exists(on(lower(), 3)));
+  EXPECT_TRUE(notes().empty());
+}
+
+TEST_F(DeletesTest, ATierFollowsOnce) {
+  delete_unheard(2);
+  run_once(4);
+  ASSERT_FALSE(stdfs::exists(on(lower(), 2)));
+  stdfs::copy(on(spare(), 2), on(lower(), 2), stdfs::copy_options::recursive);  // as by `slackwater copy`
+  run_once(5);
+  EXPECT_EQ(live(lower()), "1 2 3 4 5");
+}
+
+TEST_F(DeletesTest, WhatIsCopiedBackToTier0IsNotDeletedAnyMore) {
+  delete_unheard(2);
+  stdfs::copy(on(spare(), 2), on(upper(), 2), stdfs::copy_options::recursive);
+  run_once(4);
+  EXPECT_TRUE(notes().empty());
+  EXPECT_TRUE(stdfs::exists(on(lower(), 2)));
+  EXPECT_TRUE(stdfs::exists(on(upper(), 2)));
+}
+
+TEST_F(DeletesTest, ACheckpointThatAnotherRunSavedUnderTheNameStays) {
+  delete_unheard(2);
+  const std::string manifest = on(lower(), 2) + "/" + kManifestName;
+  auto other = read_manifest(*real_, lower(), {2, 1});
+  ASSERT_TRUE(other);
+  other->run = random_id();
+  std::ofstream(manifest, std::ios::binary) << serialize(*other);
+  run_once(4);
+  EXPECT_TRUE(stdfs::exists(manifest));
+  EXPECT_TRUE(notes().empty());
+}
+
+TEST_F(DeletesTest, ADamagedNoteDeletesNothingAndIsNamed) {
+  delete_unheard(3);
+  ASSERT_EQ(notes().size(), 1u);
+  stdfs::resize_file(notes()[0], 10);
+  run_once(4);
+  EXPECT_EQ(live(lower()), "1 2 3 4");
+  EXPECT_NE(log().find("of a delete() is ignored, so the step may still be live on a lower tier"), std::string::npos)
+      << log();
+}
+
+TEST_F(DeletesTest, ATierThatIsStillAwayIsNamedByTheNextRunToo) {
+  delete_unheard(2);
+  Run run = start(kept_, 0, 1, 0);
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  cut_off(run);
+  save_and_commit(*run, 4, model_);
+  until([&] { return run->tiers()[0].errors > 0; });
+  const Status closed = run->close(std::chrono::milliseconds(300));
+  ASSERT_FALSE(closed);
+  EXPECT_NE(closed.error().message.find("steps 2 were deleted, but not on " + lower() + " yet"), std::string::npos)
+      << closed.error().to_string();
+  EXPECT_EQ(notes().size(), 1u);
+}
+
+TEST_F(DeletesTest, AnEmptyDirectoryInThePlaceOfAMountHasDeletedNothing) {
+  Run run = start(kept_, 0, 1, 0);
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  save_and_commit(*run, 4, model_);
+  copied(run);
+  const std::string away = lower() + ".away";
+  stdfs::rename(lower(), away);
+  stdfs::create_directory(lower());
+  ASSERT_TRUE(run->remove(2));
+  until([&] { return run->tiers()[0].errors > 0; });
+  EXPECT_EQ(notes().size(), 1u);
+  stdfs::remove_all(lower());
+  stdfs::rename(away, lower());
+  until([&] { return notes().empty(); });
+  EXPECT_EQ(live(lower()), "1 3 4");
+  EXPECT_TRUE(run->close());
+}
+
+TEST_F(DeletesTest, ATierThatFollowsAtOnceLeavesNoNote) {
+  Run run = start(kept_, 0, 1, 0);
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  save_and_commit(*run, 4, model_);
+  ASSERT_TRUE(run->remove(2));
+  copied(run);
+  EXPECT_EQ(live(lower()), "1 3 4");
+  EXPECT_TRUE(notes().empty());
+  EXPECT_TRUE(run->close());
+}
+
+TEST_F(DeletesTest, WhatCannotBeNotedIsNotDeleted) {
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  tier_0->fail(FsCall::kSyncAll, EIO, {.path = "/.delete-"});
+  const Status removed = run->remove(2);
+  ASSERT_FALSE(removed);
+  EXPECT_NE(removed.error().message.find("step 2 was not deleted, because it could not be noted"), std::string::npos)
+      << removed.error().to_string();
+  EXPECT_EQ(live(upper()), "1 2 3");
+  EXPECT_TRUE(notes().empty());
+  EXPECT_TRUE(run->close(std::chrono::seconds(60)));
+}
+
+TEST_F(DeletesTest, OnAFullDiskTheNoteComesBehind) {
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  cut_off(run);
+  tier_0->fail(FsCall::kOpen, ENOSPC, {.path = "/.delete-"});
+  const Status removed = run->remove(2);
+  ASSERT_TRUE(removed) << removed.error().to_string();
+  EXPECT_EQ(live(upper()), "1 3");
+  EXPECT_EQ(notes().size(), 1u);
+  static_cast<void>(run->close(std::chrono::milliseconds(1)));
+}
+
+TEST_F(DeletesTest, ADeleteThatFailsOnTier0LeavesNoNote) {
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  tier_0->fail(FsCall::kUnlink, EIO, {.path = "step-0000000002.a1/manifest"});
+  ASSERT_FALSE(run->remove(2));
+  EXPECT_EQ(live(upper()), "1 2 3");
+  EXPECT_TRUE(notes().empty());
+  EXPECT_TRUE(run->close(std::chrono::seconds(60)));
+}
+
+}  // namespace
+}  // namespace slackwater::test
