@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -21,7 +23,9 @@
 #include "os/posix_lock.hpp"
 #include "restore/checkpoint_reader.hpp"
 #include "tiers/version_copier.hpp"
+#include "version/attempt.hpp"
 #include "version/attempt_files.hpp"
+#include "version/catalog.hpp"
 #include "version/fields.hpp"
 
 namespace slackwater::cli {
@@ -34,7 +38,8 @@ The copy has the same name and the same bytes. It becomes visible when all of it
 continues when it is started again.
 Without @STEP, it copies the newest checkpoint; with --all, every live one.
 
-It refuses if a run uses DST, or if DST holds checkpoints of another run.
+It refuses if a run uses DST, or if DST holds live checkpoints that the newest attempt of SRC does not list, such as
+those of another run. What is set aside in DST stays set aside.
 
 Keys of --json: source, target, copied [as in ls, already, seconds], failed [as in ls, error].
 
@@ -57,26 +62,83 @@ Error refusal(std::string message, const std::string& path) {
   return {.kind = ErrorKind::kBusy, .message = std::move(message), .path = path};
 }
 
+// The run that saved a version, as the source knows it. nullopt: nobody knows any more.
+class RunsOfSource {
+ public:
+  RunsOfSource(FileSystem& fs, const std::string& root, const Catalog& catalog)
+      : fs_(fs), root_(root), catalog_(catalog) {}
+
+  [[nodiscard]] Result<std::optional<std::string>> run_of(const VersionName& version) {
+    const auto here = std::ranges::find(catalog_.entries, version, &CatalogEntry::name);
+    if (here != catalog_.entries.end() && !here->run.empty()) return here->run;
+    const auto known = by_attempt_.find(version.attempt);
+    if (known != by_attempt_.end()) return known->second;
+    auto attempt = read_attempt(fs_, root_, version.attempt);
+    const ErrorKind kind = attempt ? ErrorKind::kNotFound : attempt.error().kind;
+    if (kind != ErrorKind::kNotFound && kind != ErrorKind::kCorrupt && kind != ErrorKind::kUnsupported)
+      return fail(std::move(attempt).error());
+    return by_attempt_[version.attempt] = attempt ? std::optional(std::move(attempt->run)) : std::nullopt;
+  }
+
+ private:
+  FileSystem& fs_;
+  const std::string& root_;
+  const Catalog& catalog_;
+  std::map<std::uint32_t, std::optional<std::string>> by_attempt_;
+};
+
+// Checks that no version on the target loses its place there when the source's attempt decides what is live. What is
+// neither live nor set aside under the newest attempt is deleted by the next run, or by `slackwater gc`. Returns the
+// versions that have to be set aside for that.
+Result<std::vector<SetAside>> check_target(const Catalog& there, const Attempt& attempt, RunsOfSource runs,
+                                           const std::string& target) {
+  const auto& now = there.newest_attempt;
+  // Then the attempt file that is there stays, and so does everything else.
+  if (now && now->number == attempt.number && now->run == attempt.run) return std::vector<SetAside>();
+  std::set<VersionName> aside;
+  for (const SetAside& known : attempt.set_aside) aside.insert(known.version);
+  const std::set<VersionName> adopted(attempt.adopted.begin(), attempt.adopted.end());
+  std::vector<SetAside> set_aside;
+  for (const CatalogEntry& entry : there.entries) {
+    if (entry.state == VersionState::kUndecided || entry.state == VersionState::kAborted) continue;
+    if (entry.name.attempt == attempt.number || adopted.contains(entry.name)) {
+      if (entry.run.empty()) continue;  // its manifest cannot be read, and VersionCopier does not touch it
+      // Two runs use the same names if they have not seen each other.
+      SW_ASSIGN(const auto run, runs.run_of(entry.name));
+      if (run == entry.run) continue;
+      return fail(refusal(
+          fmt::format("DST holds a checkpoint {}, {}; choose another DST", version_directory(entry.name),
+                      run ? "which another run saved" : "and SRC does not tell any more whether its own run saved it"),
+          target));
+    }
+    if (aside.contains(entry.name)) continue;
+    if (entry.adoptable()) {
+      return fail(refusal(
+          fmt::format("DST holds step {} (attempt {}){}; the newest attempt of SRC does not list it; "
+                      "choose another DST",
+                      entry.name.step, entry.name.attempt, entry.error ? ", whose manifest cannot be read" : ""),
+          target));
+    }
+    if (entry.state == VersionState::kSetAside) set_aside.push_back({entry.name, entry.why});
+  }
+  return set_aside;
+}
+
 // Makes the target a tier of the source's run: the newest attempt of the source is the newest there too. Its file is
-// what makes the copies live (docs/format.md).
+// what makes the copies live (docs/format.md). Call it with the target's lock held: whoever saves there would find the
+// new attempt, and stop.
 Status prepare_target(FileSystem& from, const std::string& source, FileSystem& to, const std::string& target,
                       const Catalog& catalog) {
-  if (!catalog.newest_attempt) {
-    return fail(ErrorKind::kCorrupt,
-                "the newest attempt file of the source cannot be read, so it is not known what is live", source);
-  }
-  const Attempt& attempt = *catalog.newest_attempt;
-  SW_TRY(ensure_directory(to, target));
-  SW_TRY(ensure_directory(to, control_path(target)));
-  SW_TRY(to.sync_directory(target));
-  SW_ASSIGN(const Catalog there, scan_catalog(to, target));
-  for (const VersionInfo& version : there.live_versions()) {
-    const VersionName name{version.step, version.attempt};
-    if (version.attempt != attempt.number && std::ranges::find(attempt.adopted, name) == attempt.adopted.end())
-      return fail(refusal(fmt::format("DST holds step {} of another run; choose another DST", version.step), target));
-  }
+  Attempt attempt = *catalog.newest_attempt;
+  // As late as possible, because an object store has no lock.
   const std::string name = attempt_file(attempt.number);
-  SW_ASSIGN(const std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
+  SW_ASSIGN(std::string text, read_listed(from, control_path(source), name, kMaxAttemptBytes));
+  SW_ASSIGN(const Catalog there, scan_catalog(to, target));
+  SW_ASSIGN(const auto set_aside, check_target(there, attempt, RunsOfSource(from, source, catalog), target));
+  if (!set_aside.empty()) {
+    attempt.set_aside.insert(attempt.set_aside.end(), set_aside.begin(), set_aside.end());
+    text = serialize(attempt);
+  }
   SW_ASSIGN(const auto other, place_attempt_file(to, target, attempt, text));
   if (!other) return {};
   return fail(refusal(*other == attempt.number
@@ -84,6 +146,17 @@ Status prepare_target(FileSystem& from, const std::string& source, FileSystem& t
                           : fmt::format("a newer run has used DST (attempt {}; SRC has {}); choose another DST", *other,
                                         attempt.number),
                       target));
+}
+
+// The target's directories, and its lock. Null: it has no locks, as an object store. There, what is copied twice is the
+// same bytes twice.
+Result<std::unique_ptr<FileLock>> lock_target(FileSystem& to, const std::string& target) {
+  SW_TRY(ensure_directory(to, target));
+  SW_TRY(ensure_directory(to, control_path(target)));
+  SW_TRY(to.sync_directory(target));
+  auto lock = to.try_lock(lock_path(target));
+  if (!lock && locks_unknown(lock.error())) return nullptr;
+  return lock;
 }
 
 struct Outcome {
@@ -152,14 +225,20 @@ int run_copy(const CopyArguments& arguments) {
     if (!version) return kFailed;
     versions.push_back(std::move(*version));
   }
-  if (const Status prepared = prepare_target(*from, location.directory, *to, target, *catalog); !prepared) {
-    print_error(prepared.error());
+  if (!catalog->newest_attempt) {
+    print_error(
+        Error{.kind = ErrorKind::kCorrupt,
+              .message = "the newest attempt file of the source cannot be read, so it is not known what is live",
+              .path = location.directory});
     return kFailed;
   }
-  // An object store has no locks. There, what is copied twice is the same bytes twice.
-  const auto lock = to->try_lock(lock_path(target));
-  if (!lock && !locks_unknown(lock.error())) {
+  const auto lock = lock_target(*to, target);  // until the end
+  if (!lock) {
     print_error(lock.error());
+    return kFailed;
+  }
+  if (const Status prepared = prepare_target(*from, location.directory, *to, target, *catalog); !prepared) {
+    print_error(prepared.error());
     return kFailed;
   }
 

@@ -23,6 +23,7 @@ constexpr const char* kExportFooter =
     R"(By default, TARGET is a directory that gets model-00001-of-0000N.safetensors and an index (one file:
 model.safetensors), as transformers' from_pretrained() takes them. It may hold config.json and other files already.
 --torch writes one file for torch.load(weights_only=True), --dcp a directory for torch.distributed.checkpoint.load().
+A TARGET that ends in .pt, .pth, .bin or .safetensors is refused where it would become a directory; out.pt/ is not.
 
 --map OLD=NEW renames tensors. Without a star, OLD is a prefix: --map 'model.=' takes 'model.' off. With stars, the n-th
 star on the right is what the n-th star on the left matched: --map '*.attn.*=*.attention.*'. The first rule that matches
@@ -80,6 +81,25 @@ Result<formats::ExportOptions> export_options(const ExportArguments& arguments) 
   return options;
 }
 
+// Prints why a target that looks like a file cannot become a directory. True: it is refused.
+bool refuses_target(const ExportArguments& arguments) {
+  const std::string& target = arguments.target;
+  const bool weights = target.ends_with(".safetensors");
+  const bool looks_like_file =
+      weights || target.ends_with(".pt") || target.ends_with(".pth") || target.ends_with(".bin");
+  if (arguments.torch || !looks_like_file) return false;
+  const std::string error = fmt::format("'{}' looks like a file, and {} writes a directory", target,
+                                        arguments.dcp ? "--dcp" : "an export without --torch");
+  if (arguments.dcp) {
+    print_error(error, "give another name, or --torch instead of --dcp for one file that torch.load() reads");
+  } else if (weights) {
+    print_error(error, "give the name of a directory; the tensors become model.safetensors in it");
+  } else {
+    print_error(error, "add --torch for one file that torch.load() reads, or give the name of a directory");
+  }
+  return true;
+}
+
 void print_exported(const ExportArguments& arguments, const VersionInfo& version, const formats::ExportOptions& options,
                     const formats::Exported& exported) {
   if (!arguments.json) {
@@ -102,6 +122,7 @@ void print_exported(const ExportArguments& arguments, const VersionInfo& version
 }
 
 int run_export(const ExportArguments& arguments) {
+  if (refuses_target(arguments)) return kFailed;
   const auto options = export_options(arguments);
   if (!options) {
     print_error(options.error());

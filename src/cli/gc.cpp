@@ -23,7 +23,8 @@ With --set-aside, it also removes damaged checkpoints that a restore set aside (
 It never removes a checkpoint that is live (slackwater rm does), is pinned, or cannot be read.
 In an object store, it also aborts uploads that earlier runs began and never finished.
 It only prints what it would remove, unless --delete is given.
-It refuses while a run uses the directory. A run also removes what earlier runs left behind.
+It refuses while a run, or the memory keeper of one, uses the directory. A run also removes what earlier runs left
+behind.
 
 Keys of --json: directory, dry_run, removed [as in ls, state, why, freed_bytes],
 failed [as in ls, state, why, error], freed_bytes, uploads [path, id] (object stores only).

@@ -9,8 +9,10 @@
 #include "base/units.hpp"
 #include "cli/json_output.hpp"
 #include "cli/location.hpp"
+#include "cli/removal.hpp"
 #include "cli/text.hpp"
 #include "cli/verbs.hpp"
+#include "version/delete_notes.hpp"
 
 namespace slackwater::cli {
 namespace {
@@ -19,6 +21,7 @@ constexpr const char* kLsFooter =
     R"(A version is live if the newest attempt (start of the run) has committed or adopted it. Only live versions are
 restored.
 A version that a restore found damaged is set aside: it is listed and kept, and no run deletes it.
+A note names what delete() has removed here while a lower tier was out of reach. The next run removes it there.
 --all also shows versions that are
   replaced    committed, then left behind by a rollback
   aborted     given up by their writer
@@ -27,7 +30,8 @@ A version that a restore found damaged is set aside: it is listed and kept, and 
 
 Keys of --json: directory, newest_attempt, run_name (of that attempt; both may be null), warnings,
 versions [step, attempt, directory, world, size_bytes, tensor_count, created_unix_ms, created, pinned, state,
-error (unreadable ones)], set_aside [the same, why], tiers [the same keys for each --tier that can be read].
+error (unreadable ones)], set_aside [the same, why], deletes_pending [step, attempt, tier],
+tiers [the same keys for each --tier that can be read].
 
 Examples:
   slackwater ls runs/gpt
@@ -50,7 +54,14 @@ bool is_listed(const LsArguments& arguments, const CatalogEntry& entry) {
   return arguments.all || entry.state == VersionState::kLive || entry.state == VersionState::kSetAside;
 }
 
-OrderedJson describe(const LsArguments& arguments, const Catalog& catalog) {
+// Only a directory is ever a tier 0. What cannot be read there was a warning of the run.
+std::vector<DeleteNote> deletes_pending(FileSystem& fs, const std::string& directory) {
+  if (is_object_location(directory)) return {};
+  const auto found = pending_deletes(fs, directory);
+  return found ? found->notes : std::vector<DeleteNote>();
+}
+
+OrderedJson describe(const LsArguments& arguments, const Catalog& catalog, const std::vector<DeleteNote>& deletes) {
   OrderedJson versions = OrderedJson::array();
   OrderedJson set_aside = OrderedJson::array();  // apart: a script that takes the last version wants to restore it
   for (const CatalogEntry& entry : catalog.entries) {
@@ -64,6 +75,11 @@ OrderedJson describe(const LsArguments& arguments, const Catalog& catalog) {
   OrderedJson document{
       {"directory", arguments.directory}, {"newest_attempt", nullptr},         {"run_name", nullptr},
       {"versions", std::move(versions)},  {"set_aside", std::move(set_aside)}, {"warnings", catalog.warnings}};
+  document["deletes_pending"] = OrderedJson::array();
+  for (const DeleteNote& note : deletes) {
+    document["deletes_pending"].push_back(
+        {{"step", note.version.step}, {"attempt", note.version.attempt}, {"tier", note.tier}});
+  }
   if (catalog.newest_attempt) {
     document["newest_attempt"] = catalog.newest_attempt->number;
     document["run_name"] = catalog.newest_attempt->run_name;
@@ -114,6 +130,12 @@ void print_text(const LsArguments& arguments, const Catalog& catalog) {
                                          unreadable == 1 ? "is" : "are"));
 }
 
+void print_deletes(const std::vector<DeleteNote>& deletes) {
+  for (const DeleteNote& note : deletes)
+    print_problem("note", fmt::format("{} was deleted here, and the next run deletes it on {}",
+                                      spoken_name(note.version), note.tier));
+}
+
 // One tier after the other. One that cannot be read does not keep the others from being listed.
 int run_ls(const LsArguments& arguments) {
   int code = kFine;
@@ -129,13 +151,15 @@ int run_ls(const LsArguments& arguments) {
       code = kFailed;
       continue;
     }
+    const std::vector<DeleteNote> deletes = deletes_pending(*fs, location);
     if (arguments.json) {
-      documents.push_back(describe(here, *catalog));
+      documents.push_back(describe(here, *catalog, deletes));
       continue;
     }
     if (locations.size() > 1)
       fmt::print("{}{}\n", &location == &locations.front() ? "" : "\n", escape_controls(location));
     print_text(here, *catalog);
+    print_deletes(deletes);
     std::fflush(stdout);
   }
   if (!arguments.json || documents.empty()) return code;

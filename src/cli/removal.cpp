@@ -19,19 +19,16 @@
 #include "cli/verbs.hpp"
 #include "os/durable.hpp"
 #include "os/posix_lock.hpp"
+#include "version/delete_notes.hpp"
 #include "version/manifest_cache.hpp"
 
 namespace slackwater::cli {
 namespace {
 
-constexpr std::uint64_t kMaxHolderBytes = 512;
-
 // "process 47 on node7, newest attempt 3, run 'gpt'". The lock file names a process and a host; only the attempts say
 // which run that is. A run that has just started may not have claimed its attempt yet.
-std::string who_runs(FileSystem& fs, const std::string& directory, const Catalog& catalog) {
-  std::string who = read_whole(fs, lock_path(directory), kMaxHolderBytes).value_or("");
-  while (!who.empty() && who.back() == '\n') who.pop_back();
-  if (who.empty()) who = "its process is not known";
+std::string who_runs(const LockHolder& holder, const Catalog& catalog) {
+  std::string who = holder.process.empty() ? "its process is not known" : holder.process;
   if (catalog.newest_attempt) {
     who += fmt::format(", newest attempt {}", catalog.newest_attempt->number);
     if (!catalog.newest_attempt->run_name.empty()) who += fmt::format(", run '{}'", catalog.newest_attempt->run_name);
@@ -42,9 +39,12 @@ std::string who_runs(FileSystem& fs, const std::string& directory, const Catalog
 void print_lock_error(FileSystem& fs, const std::string& directory, const Catalog& catalog, const Error& error,
                       const std::string& advice) {
   if (error.kind == ErrorKind::kBusy) {
-    print_error(fmt::format("a run uses this directory, so nothing was removed: {} ({})", directory,
-                            who_runs(fs, directory, catalog)),
-                advice);
+    const LockHolder holder =
+        parse_lock_holder(read_whole(fs, lock_path(directory), kMaxLockTextBytes).value_or(std::string()));
+    const bool is_run = holder.doing.empty();
+    print_error(fmt::format("{}, so nothing was removed: {} ({})", is_run ? "a run uses this directory" : holder.doing,
+                            directory, who_runs(holder, catalog)),
+                is_run || holder.remedy.empty() ? advice : holder.remedy);
   } else if (locks_unknown(error)) {
     print_error(fmt::format("this file system has no locks, so nobody can tell whether a run uses {}; nothing was "
                             "removed",
@@ -250,6 +250,13 @@ int remove_chosen(FileSystem& fs, const std::string& directory, const LockedTier
     if (const Status newest = check_newest(fs, directory, tier.newest_attempt); !newest) {
       report.failed(one, newest.error());
       break;
+    }
+    // Only what is here goes, even if a delete() was killed that would have taken it from lower tiers too.
+    if (ever_committed(one.entry) && !is_object_location(directory)) {
+      if (const Status withdrawn = withdraw_delete_notes(fs, directory, version); !withdrawn) {
+        report.failed(one, withdrawn.error());
+        continue;
+      }
     }
     const auto removed =
         remover.remove(version, one.why, one.committed ? pinned : VersionRemover::Pinned::kStaysIfConfirmed);

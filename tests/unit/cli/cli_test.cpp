@@ -8,10 +8,12 @@
 #include <nlohmann/json.hpp>
 
 #include "cli_fixture.hpp"
+#include "os/file_system.hpp"
 #include "support/global_tensor.hpp"
 #include "support/temp_dir.hpp"
 #include "support/write_checkpoint.hpp"
 #include "support/write_ranks.hpp"
+#include "version/delete_notes.hpp"
 #include "version/names.hpp"
 
 namespace slackwater {
@@ -47,6 +49,22 @@ TEST_F(CliTest, AnswersWrongUsageWithCodeTwoAndAHint) {
     EXPECT_THAT(outcome.err, HasSubstr("error:"));
     EXPECT_THAT(outcome.err, HasSubstr("hint:"));
   }
+}
+
+TEST_F(CliTest, NamesTheNearestCommandForOneThatDoesNotExist) {
+  const auto said = [&](const std::vector<std::string>& words) {
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("hint: slackwater --help lists the commands"));
+    return outcome.err.substr(0, outcome.err.find('\n'));
+  };
+  EXPECT_EQ(said({"lss", root_}), "error: 'lss' is no command; did you mean 'ls'?");
+  EXPECT_EQ(said({"--json", "list", root_}), "error: 'list' is no command; did you mean 'ls'?");
+  EXPECT_EQ(said({"varify", root_, "--json"}), "error: 'varify' is no command; did you mean 'verify'?");
+  EXPECT_EQ(said({"Export", root_}), "error: 'Export' is no command; did you mean 'export'?");
+  EXPECT_EQ(said({"frobnicate"}), "error: 'frobnicate' is no command");
+  EXPECT_EQ(said({"keepr"}), "error: 'keepr' is no command") << "trainers start the keeper, people do not";
+  EXPECT_EQ(said({}), "error: no command was given");
 }
 
 TEST_F(CliTest, SaysWhatIsWrongWithADirectory) {
@@ -89,6 +107,20 @@ TEST_F(CliTest, ListsLiveVersionsOldestFirst) {
   EXPECT_EQ(document["versions"][0]["tensor_count"], 4);
   EXPECT_EQ(document["versions"][0]["state"], "live");
   EXPECT_EQ(document["versions"][1]["directory"], stdfs::path(paths_[1]).filename().string());
+}
+
+TEST_F(CliTest, NamesWhatALowerTierHasStillToDelete) {
+  write_two();
+  const auto fs = make_posix_file_system();
+  const VersionName other{1, 1};  // deleted
+  for (const VersionName& version : {VersionName{3, 1}, other})
+    ASSERT_TRUE(write_delete_note(*fs, root_, {.version = version, .run = "", .tier = "s3://bucket/run"}));
+  const Outcome text = run({"ls", root_});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_EQ(text.err, "note: step 1 (attempt 1) was deleted here, and the next run deletes it on s3://bucket/run\n")
+      << "step 3 is still here";
+  const json document = run_json({"ls", root_, "--json"});
+  EXPECT_EQ(document["deletes_pending"], json::parse(R"([{"step": 1, "attempt": 1, "tier": "s3://bucket/run"}])"));
 }
 
 TEST_F(CliTest, ShowsTheRestOnlyWithAll) {

@@ -18,6 +18,7 @@
 #include "cli_fixture.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/write_checkpoint.hpp"
+#include "version/delete_notes.hpp"
 #include "version/names.hpp"
 #include "version/version_store.hpp"
 
@@ -132,6 +133,22 @@ TEST_F(RemovalTest, RmAndGcRefuseWhileARunHoldsTheDirectoryAndNameIt) {
   EXPECT_EQ(there(), "3.a1 9.a1 12.a1");
 }
 
+TEST_F(RemovalTest, RmAndGcSayWhenItIsAKeeperThatHoldsTheDirectory) {
+  write_two();
+  const auto lock = make_posix_file_system()->try_lock(lock_path(root_)).value();
+  lock->explain("a memory keeper is writing the last step of a trainer that died", "wait until it is done");
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"rm", root_, "3"}, {"gc", root_}, {"gc", root_, "--delete"}}) {
+    const Outcome outcome = run(words);
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("error: a memory keeper is writing the last step of a trainer that died, so "
+                                       "nothing was removed: " +
+                                       root_ + " (process " + std::to_string(::getpid()) + " on "));
+    EXPECT_THAT(outcome.err, HasSubstr("hint: wait until it is done\n"));
+    EXPECT_THAT(outcome.err, Not(HasSubstr("a run uses")));
+  }
+}
+
 TEST_F(RemovalTest, RmKeepsAPinnedStepUnlessToldOtherwise) {
   write_two();
   ASSERT_EQ(run({"pin", root_, "3"}).code, 0);
@@ -143,6 +160,25 @@ TEST_F(RemovalTest, RmKeepsAPinnedStepUnlessToldOtherwise) {
   EXPECT_EQ(run({"rm", root_, "3", "--pinned"}).code, 0);
   EXPECT_EQ(there(), "9.a1");
   EXPECT_FALSE(stdfs::exists(pin_path({3, 1})));
+}
+
+// Somebody called delete(), and it was killed before it removed anything.
+TEST_F(RemovalTest, RmRemovesAStepHereAndLeavesNoNoteThatWouldRemoveItElsewhere) {
+  write_two();
+  ASSERT_EQ(run({"pin", root_, "9"}).code, 0);
+  const auto fs = make_posix_file_system();
+  std::vector<std::string> notes;
+  for (const VersionName& version : {VersionName{3, 1}, VersionName{9, 1}}) {
+    ASSERT_TRUE(write_delete_note(*fs, root_, {.version = version, .run = "", .tier = "s3://bucket/run"}));
+    notes.push_back(root_ + "/" + kControlDirectory + "/" + delete_note_file(version, "s3://bucket/run"));
+  }
+  EXPECT_EQ(run({"rm", root_, "3", "--dry-run"}).code, 0);
+  EXPECT_TRUE(stdfs::exists(notes[0]));
+  EXPECT_EQ(run({"rm", root_, "3"}).code, 0);
+  EXPECT_FALSE(stdfs::exists(notes[0]));
+  EXPECT_TRUE(stdfs::exists(notes[1]));
+  EXPECT_EQ(run({"rm", root_, "9", "--pinned", "--yes"}).code, 0);
+  EXPECT_FALSE(stdfs::exists(notes[1]));
 }
 
 TEST_F(RemovalTest, RmRemovesTheLastGoodCheckpointOnlyWithYes) {
