@@ -1,7 +1,12 @@
-// Tables of tensors that look as they did at the save before: their keys, and where their DTensors lie, are compared
-// with what is kept of them. The rules of what a table is stand in python/slackwater/state/tables.py. Here is only the
-// quick answer for the common case, that nothing has changed. Any other case is None, and Python looks for itself.
+// Tables of tensors, and modules, that look as they did at the save before: their keys are compared with what is kept
+// of them. The rules of what a table is stand in python/slackwater/state/tables.py, those of modules in
+// integrations/torch_modules.py. Here is only the quick answer for the common case, that nothing has changed. Any other
+// case is None, and Python looks for itself.
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "bindings.hpp"
 
@@ -62,40 +67,167 @@ nb::object table_tensors(const nb::dict& mapping, const nb::tuple& keys, const n
   return tensors;
 }
 
-bool has_fact(const nb::object& object, const nb::object& name, PyObject* fact) {
-  const nb::object value = nb::steal(PyObject_GetAttr(object.ptr(), name.ptr()));
-  const int same = value.is_valid() ? PyObject_RichCompareBool(value.ptr(), fact, Py_EQ) : -1;
-  if (same < 0) PyErr_Clear();
-  return same == 1;
+// The rows of an optimizer's state, whose keys are parameters: the caller has compared those.
+nb::object row_tensors(const nb::dict& mapping, const nb::tuple& columns, const nb::tuple& classes) {
+  nb::list tensors;
+  if (columns.size() != static_cast<std::size_t>(PyDict_Size(mapping.ptr()))) return nb::none();
+  Py_ssize_t position = 0;
+  PyObject *key = nullptr, *row = nullptr;
+  for (std::size_t i = 0; PyDict_Next(mapping.ptr(), &position, &key, &row) != 0; ++i) {
+    if (!append_row(row, item(columns, i), classes, tensors)) return nb::none();
+  }
+  return tensors;
 }
 
-// `facts` are those that tables.local_rows() gives: for each tensor None, or (mesh, placements, tensor_meta, shape).
-nb::object local_tensors(const nb::list& tensors, const nb::list& facts, nb::handle dtensor, const nb::tuple& classes) {
-  if (facts.size() != tensors.size()) return nb::none();
-  const nb::object local_name = interned("_local_tensor"), spec_name = interned("_spec"), shape = interned("shape");
-  const nb::object of_spec[] = {interned("mesh"), interned("placements"), interned("tensor_meta")};
-  nb::list parts;
-  for (std::size_t i = 0; i < facts.size() && i < tensors.size(); ++i) {
-    const nb::object tensor = tensors[i], fact = facts[i];
-    const bool distributed = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) == dtensor.ptr();
-    if (distributed == fact.is_none()) return nb::none();
-    if (!distributed) {
-      parts.append(tensor);
-      continue;
-    }
-    if (!PyTuple_CheckExact(fact.ptr()) || PyTuple_Size(fact.ptr()) != 4) return nb::none();
-    nb::object local = nb::steal(PyObject_GetAttr(tensor.ptr(), local_name.ptr()));
-    const nb::object spec = nb::steal(PyObject_GetAttr(tensor.ptr(), spec_name.ptr()));
-    if (!local.is_valid() || !spec.is_valid()) PyErr_Clear();
-    if (!local.is_valid() || !spec.is_valid() || !is_one_of(local.ptr(), classes)) return nb::none();
-    for (std::size_t field = 0; field < 3; ++field) {
-      if (!has_fact(spec, of_spec[field], item(fact, field))) return nb::none();
-    }
-    if (!has_fact(local, shape, item(fact, 3))) return nb::none();
-    parts.append(std::move(local));
+// The numbers by which id() knows the items of a list, or the keys of a dict, one after the other.
+nb::bytes object_ids(nb::handle objects) {
+  const bool is_list = PyList_Check(objects.ptr());
+  if (!is_list && !PyDict_Check(objects.ptr())) throw nb::type_error("object_ids() takes a list or a dict");
+  std::vector<PyObject*> found;
+  found.reserve(nb::len(objects));
+  if (is_list) {
+    for (Py_ssize_t i = 0; i < PyList_Size(objects.ptr()); ++i) found.push_back(PyList_GetItem(objects.ptr(), i));
+  } else {
+    Py_ssize_t position = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(objects.ptr(), &position, &key, &value) != 0) found.push_back(key);
   }
-  return parts.size() == facts.size() ? nb::object(parts) : nb::none();
+  return nb::bytes(found.data(), found.size() * sizeof(PyObject*));
 }
+
+// Where the objects of one list stand in another, as numbers of 32 bits.
+nb::bytes positions(const nb::list& objects, const nb::list& wanted) {
+  std::vector<PyObject*> sorted(wanted.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) sorted[i] = item(wanted, i);
+  std::ranges::sort(sorted);
+  std::vector<std::uint32_t> found;
+  for (std::size_t i = 0; !sorted.empty() && i < objects.size(); ++i) {
+    if (std::ranges::binary_search(sorted, item(objects, i))) found.push_back(static_cast<std::uint32_t>(i));
+  }
+  return nb::bytes(found.data(), found.size() * sizeof(std::uint32_t));
+}
+
+// Walks a module as torch_state.module_layers() did, and compares each layer with what that has found.
+class ModuleWalk {
+ public:
+  ModuleWalk(const nb::tuple& classes, const nb::object& run_hooks) : classes_(classes), run_hooks_(run_hooks) {}
+
+  // `layers`: of each layer its class, and the keys of its parameters, of its persistent buffers, and of its children.
+  nb::object tensors(const nb::object& module, const nb::tuple& layers) {
+    std::vector<nb::object> open{module};
+    std::size_t number = 0;
+    for (; !open.empty(); ++number) {
+      const nb::object layer = std::move(open.back());
+      open.pop_back();
+      if (number == layers.size() || !add(layer, item(layers, number), open)) {
+        PyErr_Clear();
+        return nb::none();
+      }
+    }
+    return number == layers.size() ? nb::object(tensors_) : nb::none();
+  }
+
+ private:
+  [[nodiscard]] bool add(const nb::object& layer, nb::handle known, std::vector<nb::object>& open) {
+    if (!PyTuple_CheckExact(known.ptr()) || PyTuple_Size(known.ptr()) != 4) return false;
+    if (reinterpret_cast<PyObject*>(Py_TYPE(layer.ptr())) != item(known, 0) || !is_plain(layer)) return false;
+    return add_parameters(layer, item(known, 1)) && add_buffers(layer, item(known, 2)) &&
+           open_children(layer, item(known, 3), open);
+  }
+
+  // Whether state_dict() would call nothing but hooks that `run_hooks` knows, and has called.
+  [[nodiscard]] bool is_plain(const nb::object& layer) const {
+    for (const nb::object& name : never_) {
+      if (size_of(layer, name) != 0) return false;
+    }
+    const nb::object own = nb::steal(PyObject_GenericGetDict(layer.ptr(), nullptr));
+    if (!own.is_valid()) return false;
+    for (const nb::object& name : methods_) {
+      if (PyDict_Contains(own.ptr(), name.ptr()) != 0) return false;
+    }
+    bool hooked = false;
+    for (const nb::object& name : hooks_) {
+      const Py_ssize_t size = size_of(layer, name);
+      if (size < 0) return false;
+      hooked = hooked || size > 0;
+    }
+    if (!hooked) return true;
+    const nb::object ran = nb::steal(PyObject_CallFunctionObjArgs(run_hooks_.ptr(), layer.ptr(), nullptr));
+    if (!ran.is_valid()) throw nb::python_error();
+    return ran.ptr() == Py_True;
+  }
+
+  [[nodiscard]] bool add_parameters(const nb::object& layer, nb::handle keys) {
+    const nb::object parameters = dict_of(layer, parameters_);
+    if (!parameters.is_valid()) return false;
+    Py_ssize_t position = 0, count = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(parameters.ptr(), &position, &key, &value) != 0) {
+      if (value != Py_None && !add_tensor(key, value, keys, count++)) return false;
+    }
+    return count == PyTuple_Size(keys.ptr());
+  }
+
+  [[nodiscard]] bool add_buffers(const nb::object& layer, nb::handle keys) {
+    const nb::object buffers = dict_of(layer, buffers_);
+    const nb::object transient = nb::steal(PyObject_GetAttr(layer.ptr(), transient_.ptr()));
+    if (!buffers.is_valid() || !transient.is_valid() || !PySet_Check(transient.ptr())) return false;
+    const bool any_transient = PySet_Size(transient.ptr()) > 0;
+    Py_ssize_t position = 0, count = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(buffers.ptr(), &position, &key, &value) != 0) {
+      if (value == Py_None || (any_transient && PySet_Contains(transient.ptr(), key) != 0)) continue;
+      if (!add_tensor(key, value, keys, count++)) return false;
+    }
+    return PyErr_Occurred() == nullptr && count == PyTuple_Size(keys.ptr());
+  }
+
+  [[nodiscard]] bool open_children(const nb::object& layer, nb::handle keys, std::vector<nb::object>& open) const {
+    const nb::object children = dict_of(layer, children_);
+    if (!children.is_valid()) return false;
+    const auto first = static_cast<std::ptrdiff_t>(open.size());
+    Py_ssize_t position = 0, count = 0;
+    PyObject *key = nullptr, *value = nullptr;
+    while (PyDict_Next(children.ptr(), &position, &key, &value) != 0) {
+      if (value == Py_None) continue;
+      if (count == PyTuple_Size(keys.ptr()) || !is_same_key(key, item(keys, static_cast<std::size_t>(count++))))
+        return false;
+      open.push_back(nb::borrow(value));
+    }
+    std::reverse(open.begin() + first, open.end());  // the first child is walked next
+    return count == PyTuple_Size(keys.ptr());
+  }
+
+  [[nodiscard]] bool add_tensor(PyObject* key, PyObject* value, nb::handle keys, Py_ssize_t number) {
+    if (number >= PyTuple_Size(keys.ptr()) || !is_same_key(key, item(keys, static_cast<std::size_t>(number))) ||
+        !is_one_of(value, classes_)) {
+      return false;
+    }
+    tensors_.append(nb::handle(value));
+    return true;
+  }
+
+  // Null if it is no dict, or one that may iterate in an order of its own.
+  [[nodiscard]] static nb::object dict_of(const nb::object& layer, const nb::object& name) {
+    nb::object found = nb::steal(PyObject_GetAttr(layer.ptr(), name.ptr()));
+    return found.is_valid() && PyDict_CheckExact(found.ptr()) ? found : nb::object();
+  }
+
+  // Of a dict, as hooks are kept in; -1 if it is none.
+  [[nodiscard]] static Py_ssize_t size_of(const nb::object& layer, const nb::object& name) {
+    const nb::object found = nb::steal(PyObject_GetAttr(layer.ptr(), name.ptr()));
+    return found.is_valid() && PyDict_Check(found.ptr()) ? PyDict_Size(found.ptr()) : -1;
+  }
+
+  const nb::tuple& classes_;
+  const nb::object& run_hooks_;
+  nb::list tensors_;
+  const nb::object parameters_ = interned("_parameters"), buffers_ = interned("_buffers");
+  const nb::object children_ = interned("_modules"), transient_ = interned("_non_persistent_buffers_set");
+  const nb::object never_[2] = {interned("_state_dict_hooks"), interned("_load_state_dict_post_hooks")};
+  const nb::object hooks_[2] = {interned("_state_dict_pre_hooks"), interned("_load_state_dict_pre_hooks")};
+  const nb::object methods_[2] = {interned("state_dict"), interned("load_state_dict")};
+};
 
 }  // namespace
 
@@ -103,10 +235,24 @@ void bind_tables(nb::module_& module) {
   module.def("table_tensors", &table_tensors, nb::arg("mapping"), nb::arg("keys"), nb::arg("classes"),
              nb::sig("def table_tensors(mapping: dict, keys: tuple, classes: tuple) -> list | None"),
              "The tensors of a table with exactly these keys, of these classes; None if it is another.");
-  module.def("local_tensors", &local_tensors, nb::arg("tensors"), nb::arg("facts"), nb::arg("dtensor"),
-             nb::arg("classes"),
-             nb::sig("def local_tensors(tensors: list, facts: list, dtensor: type, classes: tuple) -> list | None"),
-             "Of a table with DTensors that lie as the facts say: the local tensors; None if one lies otherwise.");
+  module.def("row_tensors", &row_tensors, nb::arg("mapping"), nb::arg("columns"), nb::arg("classes"),
+             nb::sig("def row_tensors(mapping: dict, columns: tuple, classes: tuple) -> list | None"),
+             "The same of a dict of such tables, whose own keys are not compared.");
+  module.def(
+      "module_tensors",
+      [](const nb::object& layer, const nb::tuple& layers, const nb::tuple& classes, const nb::object& run_hooks) {
+        return ModuleWalk(classes, run_hooks).tensors(layer, layers);
+      },
+      nb::arg("module"), nb::arg("layers"), nb::arg("classes"), nb::arg("run_hooks"),
+      nb::sig("def module_tensors(module: object, layers: tuple, classes: tuple, run_hooks: "
+              "collections.abc.Callable[[object], bool]) -> list | None"),
+      "The tensors of a module with exactly these layers, of these classes; None if it is another, or state_dict() "
+      "would run code. `run_hooks(layer)` may call the hooks of a layer: True if that is all that state_dict() does.");
+  module.def("object_ids", &object_ids, nb::arg("objects"), nb::sig("def object_ids(objects: list | dict) -> bytes"),
+             "id() of each item, or of each key.");
+  module.def("positions", &positions, nb::arg("objects"), nb::arg("wanted"),
+             nb::sig("def positions(objects: list, wanted: list) -> bytes"),
+             "Where in `objects` those stand that are also in `wanted`, as an array of 32-bit numbers.");
 }
 
 }  // namespace slackwater::python

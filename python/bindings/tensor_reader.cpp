@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
@@ -30,11 +31,20 @@ struct ExchangeTable {
 constexpr std::uint32_t kMajorVersion = 1;
 constexpr const char* kCapsuleName = "dlpack_exchange_api";
 
-// Between two saves, the copies of the state push the tensors' own objects out of the processor's caches. Fetching
-// them ahead makes reading a thousand tensors a third faster. An object of torch takes about four lines.
+// Between two saves, the copies of the state push the objects of torch out of the processor's caches. Most of the time
+// of reading a thousand tensors would be spent on waiting for them. So they are fetched ahead.
 constexpr std::size_t kPrefetchAhead = 8;
 constexpr std::size_t kLineBytes = 64;
-constexpr std::size_t kLines = 4;
+constexpr std::size_t kTensorLines = 5;   // the tensor itself, and its version, which was allocated next to it
+constexpr std::size_t kStorageLines = 2;  // the storage itself
+constexpr std::size_t kWrapperLines = 2;  // the object of Python with the attributes of a DTensor
+
+// Nothing is read.
+void fetch_lines(std::uintptr_t address, std::size_t lines) {
+  for (std::size_t line = 0; line < lines; ++line) {
+    __builtin_prefetch(reinterpret_cast<const char*>(address) + line * kLineBytes);
+  }
+}
 
 // An exception of Python that only means "not this way".
 struct NotReadable {};
@@ -96,7 +106,10 @@ TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& class
       is_conj_(tensor_class.attr("is_conj")),
       untyped_storage_(tensor_class.attr("untyped_storage")),
       version_(interned("_version")),
-      identity_(interned("_cdata")) {
+      identity_(interned("_cdata")),
+      local_(interned("_local_tensor")),
+      spec_(interned("_spec")),
+      facts_of_spec_{interned("mesh"), interned("placements"), interned("tensor_meta")} {
   const nb::object capsule = nb::getattr(tensor_class, "__dlpack_c_exchange_api__", nb::none());
   auto* header = static_cast<ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), kCapsuleName));
   if (header == nullptr) {
@@ -123,15 +136,41 @@ bool TensorReader::is_turned(nb::handle tensor, DType dtype) const {
   return is_true(call(is_neg_, tensor)) || (complex && is_true(call(is_conj_, tensor)));
 }
 
-std::uint64_t TensorReader::size_of(nb::handle storage) const { return number(call(nbytes_, storage)); }
+// Its length in bytes, which is quicker to ask for than nbytes().
+std::uint64_t TensorReader::size_of(nb::handle storage) {
+  const Py_ssize_t size = PyObject_Size(storage.ptr());
+  if (size < 0) {
+    PyErr_Clear();
+    throw NotReadable{};
+  }
+  return static_cast<std::uint64_t>(size);
+}
 
-// Nothing is read here: an address where no object is any more does no harm.
+bool TensorReader::borrow(nb::handle tensor, nb::dlpack::dltensor& lent) const {
+  if (is_plain(tensor) && from_py_object_(tensor.ptr(), &lent) == 0) return true;
+  PyErr_Clear();
+  return false;
+}
+
 void TensorReader::prefetch(const nb::list& tensors, std::size_t index) const {
   if (index >= tensors.size()) return;
   __builtin_prefetch(tensors[index].ptr());
-  if (index >= last_seen_.size()) return;
-  const auto* const object = reinterpret_cast<const char*>(last_seen_[index]);
-  for (std::size_t line = 0; line < kLines; ++line) __builtin_prefetch(object + line * kLineBytes);
+  if (index < seen_tensors_.size()) fetch_lines(seen_tensors_[index], kTensorLines);
+  if (index < seen_storages_.size()) {
+    __builtin_prefetch(seen_storages_[index].object);
+    fetch_lines(seen_storages_[index].behind, kStorageLines);
+  }
+}
+
+void TensorReader::prefetch_wrapper(const nb::list& tensors, std::size_t index) const {
+  if (index >= tensors.size()) return;
+  fetch_lines(reinterpret_cast<std::uintptr_t>(tensors[index].ptr()), kWrapperLines);
+  if (index < seen_wrappers_.size()) fetch_lines(seen_wrappers_[index].behind, kTensorLines);
+}
+
+// Another object than before: asks what is behind it.
+void TensorReader::learn(Seen& seen, nb::handle object) const {
+  if (seen.object != object.ptr()) seen = {object.ptr(), number(attribute(object, identity_))};
 }
 
 std::optional<Reading> TensorReader::read(const Structure& structure, const nb::list& tensors) {
@@ -143,35 +182,35 @@ std::optional<Reading> TensorReader::read(const Structure& structure, const nb::
   reading.identities.reserve(count);
   reading.storage_bytes.reserve(count);
   reading.storages = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(count)));
+  seen_storages_.resize(count);
   try {
     for (std::size_t i = 0; i < count; ++i) {
-      if (tensors.size() != count) return std::nullopt;  // torch ran code that changed the list
+      // torch ran code that changed the list, or read another one
+      if (tensors.size() != count || seen_storages_.size() != count) return std::nullopt;
       prefetch(tensors, i + kPrefetchAhead);
       const nb::object tensor = tensors[i];
       if (!is_plain(tensor)) return std::nullopt;
       // The storage comes first. It keeps the bytes, so that they are there for whoever reads the address.
       nb::object storage = call(untyped_storage_, tensor);
       nb::dlpack::dltensor lent;
-      if (from_py_object_(tensor.ptr(), &lent) != 0) {
-        PyErr_Clear();
-        return std::nullopt;
-      }
+      if (!borrow(tensor, lent)) return std::nullopt;
       const Tensor& known = structure.tensors[i];
       if (dtype_of(lent.dtype) != known.dtype || device_of(lent) != known.device || !has_layout(lent, known) ||
           (lent.data == nullptr && !is_empty(known)) || is_turned(tensor, known.dtype)) {
         return std::nullopt;
       }
-      if (!nbytes_.is_valid()) nbytes_ = nb::getattr(nb::handle(storage.type()), "nbytes");
       reading.addresses.push_back(address_of(lent));
       reading.identities.push_back(number(attribute(tensor, identity_)));
       reading.versions.push_back(static_cast<std::int64_t>(number(attribute(tensor, version_))));
       reading.storage_bytes.push_back(size_of(storage));
+      if (i >= seen_storages_.size()) return std::nullopt;  // another thread read a shorter list meanwhile
+      learn(seen_storages_[i], storage);
       PyList_SetItem(reading.storages.ptr(), static_cast<Py_ssize_t>(i), storage.release().ptr());
     }
   } catch (const NotReadable&) {
     return std::nullopt;
   }
-  last_seen_.assign(reading.identities.begin(), reading.identities.end());
+  seen_tensors_.assign(reading.identities.begin(), reading.identities.end());
   return reading;
 }
 
@@ -183,10 +222,7 @@ bool TensorReader::same(const nb::list& tensors, const Reading& before) {
       prefetch(tensors, i + kPrefetchAhead);
       const nb::object tensor = tensors[i];
       nb::dlpack::dltensor lent;
-      if (!is_plain(tensor) || from_py_object_(tensor.ptr(), &lent) != 0) {
-        PyErr_Clear();
-        return false;
-      }
+      if (!borrow(tensor, lent)) return false;
       if (address_of(lent) != before.addresses[i] ||
           static_cast<std::int64_t>(number(attribute(tensor, version_))) != before.versions[i] ||
           number(attribute(tensor, identity_)) != before.identities[i] ||
@@ -200,6 +236,104 @@ bool TensorReader::same(const nb::list& tensors, const Reading& before) {
   return true;
 }
 
+// Of DTensors
+
+// Facts of the same mesh, placements and global tensor are the same objects almost always, and then quick to compare.
+bool TensorReader::lies_as(const nb::object& spec, nb::handle fact) const {
+  for (Py_ssize_t field = 0; field < 3; ++field) {
+    const nb::object value = attribute(spec, facts_of_spec_[field]);
+    const int same = PyObject_RichCompareBool(value.ptr(), PyTuple_GetItem(fact.ptr(), field), Py_EQ);
+    if (same < 0) PyErr_Clear();
+    if (same != 1) return false;
+  }
+  return true;
+}
+
+nb::object TensorReader::local_tensors(const nb::list& tensors, const nb::list& facts, nb::handle dtensor) {
+  nb::list parts, wrappers;
+  nb::object spec_before, fact_before;  // most tensors have the spec of the one before
+  try {
+    if (facts.size() != tensors.size()) return nb::none();
+    for (std::size_t i = 0; i < facts.size() && i < tensors.size(); ++i) {
+      if (i + kPrefetchAhead < tensors.size())
+        fetch_lines(reinterpret_cast<std::uintptr_t>(tensors[i + kPrefetchAhead].ptr()), kWrapperLines);
+      const nb::object tensor = tensors[i], fact = facts[i];
+      const bool distributed = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr())) == dtensor.ptr();
+      if (distributed == fact.is_none()) return nb::none();
+      if (!distributed) {
+        if (!is_plain(tensor)) return nb::none();
+        parts.append(tensor);
+        continue;
+      }
+      if (!PyTuple_CheckExact(fact.ptr()) || PyTuple_Size(fact.ptr()) != 4) return nb::none();
+      nb::object local = attribute(tensor, local_);
+      nb::object spec = attribute(tensor, spec_);
+      if (!is_plain(local)) return nb::none();
+      if ((!fact.is(fact_before) || !spec.is(spec_before)) && !lies_as(spec, fact)) return nb::none();
+      spec_before = std::move(spec);
+      fact_before = fact;
+      parts.append(std::move(local));
+      wrappers.append(tensor);
+    }
+  } catch (const NotReadable&) {
+    return nb::none();
+  }
+  return parts.size() == facts.size() ? nb::object(nb::make_tuple(parts, wrappers)) : nb::none();
+}
+
+nb::object TensorReader::step_counters(const nb::dict& state, nb::handle dtensor, const nb::object& is_on_all) {
+  nb::list found;
+  nb::object mesh_before;
+  bool on_all = false;  // of mesh_before
+  const auto is_distributed = [&](PyObject* object) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(object)) == dtensor.ptr();
+  };
+  try {
+    for (const auto& [parameter, row] : state) {
+      if (!is_distributed(parameter.ptr())) {
+        if (!is_plain(parameter)) return nb::none();
+        continue;
+      }
+      nb::object mesh = attribute(attribute(parameter, spec_), facts_of_spec_[0]);
+      const nb::object held = nb::borrow(row);  // is_on_all() runs Python, and another thread may drop it meanwhile
+      if (!mesh.is(mesh_before)) {
+        on_all = nb::cast<bool>(is_on_all(mesh));
+        mesh_before = std::move(mesh);
+      }
+      if (!on_all) continue;
+      if (!PyDict_CheckExact(row.ptr())) return nb::none();
+      Py_ssize_t position = 0;
+      PyObject *key = nullptr, *value = nullptr;
+      while (PyDict_Next(row.ptr(), &position, &key, &value) != 0) {
+        if (is_distributed(value)) continue;
+        nb::dlpack::dltensor lent;
+        if (!borrow(value, lent)) return nb::none();
+        if (lent.ndim == 0) found.append(nb::handle(value));
+      }
+    }
+  } catch (const NotReadable&) {
+    return nb::none();
+  }
+  return found;
+}
+
+nb::object TensorReader::versions(const nb::list& tensors) {
+  std::vector<std::int64_t> found;
+  found.reserve(tensors.size());
+  seen_wrappers_.resize(tensors.size());
+  try {
+    for (std::size_t i = 0; i < tensors.size() && i < seen_wrappers_.size(); ++i) {
+      prefetch_wrapper(tensors, i + kPrefetchAhead);
+      const nb::object tensor = tensors[i];
+      found.push_back(static_cast<std::int64_t>(number(attribute(tensor, version_))));
+      learn(seen_wrappers_[i], tensor);
+    }
+  } catch (const NotReadable&) {
+    return nb::none();
+  }
+  return nb::bytes(found.data(), found.size() * sizeof(std::int64_t));
+}
+
 void bind_tensor_reader(nb::module_& module) {
   nb::class_<TensorReader>(module, "TensorReader",
                            "Reads plain tensors through the DLPack exchange table of their library.")
@@ -207,7 +341,19 @@ void bind_tensor_reader(nb::module_& module) {
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
            "None if a tensor differs from the structure, or is not plain.")
       .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("before"),
-           "Whether read() would find the same now. False also if it cannot tell.");
+           "Whether read() would find the same now. False also if it cannot tell.")
+      .def("local_tensors", &TensorReader::local_tensors, nb::arg("tensors"), nb::arg("facts"), nb::arg("dtensor"),
+           nb::sig("def local_tensors(self, tensors: list, facts: list, dtensor: type) -> tuple[list, list] | None"),
+           "Of a table with DTensors that lie as the facts say: the tensors of this rank, and the DTensors; None if "
+           "one lies otherwise.")
+      .def("step_counters", &TensorReader::step_counters, nb::arg("state"), nb::arg("dtensor"), nb::arg("is_on_all"),
+           nb::sig("def step_counters(self, state: dict, dtensor: type, is_on_all: "
+                   "collections.abc.Callable[[object], bool]) -> list | None"),
+           "Of the state of an optimizer: tensors of no dimension that belong to DTensors on all ranks; None if there "
+           "is more than tensors in it.")
+      .def("versions", &TensorReader::versions, nb::arg("tensors"),
+           nb::sig("def versions(self, tensors: list) -> bytes | None"),
+           "_version of each, as an array of 64-bit numbers; None if one has none.");
 
   nb::class_<Reading>(module, "Reading", "What was read of many tensors, one item for each.")
       .def_ro("addresses", &Reading::addresses)

@@ -45,21 +45,43 @@ class TensorReader {
   // Whether read() would find the same now, of tensors whose storages are held. False also if it cannot tell.
   [[nodiscard]] bool same(const nb::list& tensors, const Reading& before);
 
+  // `facts` are those that tables.local_rows() gives: for each tensor None, or (mesh, placements, tensor_meta, shape).
+  // A pair: the plain tensors and the local ones of DTensors, and those DTensors. None if one lies otherwise. Shapes of
+  // local tensors are not compared: read() does that.
+  [[nodiscard]] nb::object local_tensors(const nb::list& tensors, const nb::list& facts, nb::handle dtensor);
+  // torch_ranks.step_counters() of a state that is dicts of tensors; None if it is anything else.
+  [[nodiscard]] nb::object step_counters(const nb::dict& state, nb::handle dtensor, const nb::object& is_on_all);
+  // _version of each, as an array of 64-bit numbers; None if one has none.
+  [[nodiscard]] nb::object versions(const nb::list& tensors);
+
  private:
   using FromPyObject = int (*)(void* py_object, nb::dlpack::dltensor* out);
 
   [[nodiscard]] bool is_plain(nb::handle tensor) const;
-  [[nodiscard]] std::uint64_t size_of(nb::handle storage) const;
+  [[nodiscard]] static std::uint64_t size_of(nb::handle storage);
   void prefetch(const nb::list& tensors, std::size_t index) const;
+  void prefetch_wrapper(const nb::list& tensors, std::size_t index) const;
   [[nodiscard]] bool is_turned(nb::handle tensor, DType dtype) const;
+  // False, without an exception of Python: this is not a tensor that can be read.
+  [[nodiscard]] bool borrow(nb::handle tensor, nb::dlpack::dltensor& lent) const;
+  [[nodiscard]] bool lies_as(const nb::object& spec, nb::handle fact) const;
 
   FromPyObject from_py_object_ = nullptr;
   std::vector<nb::object> classes_;
   nb::object is_neg_, is_conj_, untyped_storage_;  // methods of the tensor class
-  nb::object nbytes_;                              // of the storage class, once the first storage is seen
   nb::object version_, identity_;                  // names of attributes
-  // Where the objects behind the tensors of the last read() were. Only hints of what to fetch into the cache.
-  std::vector<std::uintptr_t> last_seen_;
+  nb::object local_, spec_, facts_of_spec_[3];     // of DTensors
+
+  // Where the memory behind an object of Python was at the last call. Only hints of what to fetch into the cache: an
+  // address where nothing is any more does no harm.
+  struct Seen {
+    PyObject* object = nullptr;
+    std::uintptr_t behind = 0;
+  };
+  void learn(Seen& seen, nb::handle object) const;
+  std::vector<std::uintptr_t> seen_tensors_;  // of the last read(): what is behind the tensors
+  std::vector<Seen> seen_storages_;           // and their storages
+  std::vector<Seen> seen_wrappers_;           // of the last versions()
 };
 
 }  // namespace slackwater::python

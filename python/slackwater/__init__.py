@@ -28,6 +28,7 @@ from .errors import (
     StorageError,
     TimeoutError,
     TornError,
+    UnknownOptionError,
     UnsupportedError,
     UsageError,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "Tier",
     "TimeoutError",
     "TornError",
+    "UnknownOptionError",
     "UnsupportedError",
     "UsageError",
     "__version__",

@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import operator
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
 
-from .errors import UsageError
+from .errors import UnknownOptionError, UsageError
 from .state.names import an
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def checks_options(of: str) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Decorates a call: the error for an option that it does not have names the nearest one. Python's own does so only
+    from 3.13 on. The options are those of its signature. ``of``: what users call it."""
+
+    def decorate(call: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        known = [name for name in inspect.signature(call).parameters if name != "self"]
+
+        @functools.wraps(call)
+        def checked(*positional: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+            for name in options:
+                if name not in known:
+                    raise UnknownOptionError(f"unknown option '{name}' of {of}; {_nearest(name, known, of)}")
+            return call(*positional, **options)
+
+        return checked
+
+    return decorate
+
+
+def _nearest(name: str, known: list[str], of: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean '{near[0]}'?" if near else f"help({of}) lists them all"
 
 
 def whole(name: str, value: Any, least: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from typing import Any, Literal
 
 from . import _core, lifecycle
-from .arguments import listed, option_text, seconds_or, whole
+from .arguments import checks_options, listed, option_text, seconds_or, whole
 from .errors import BusyError, UsageError
 from .in_flight import Failure
 from .integrations.loaders import RandomStates
@@ -47,6 +47,7 @@ class Checkpointer:
     ``close``: another thread or a signal handler may close it even during a save. docs/python.md has the options.
     """
 
+    @checks_options("sw.Checkpointer")
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
@@ -166,6 +167,7 @@ class Checkpointer:
         self._finalizer = weakref.finalize(self, self._session.close_quietly, lifecycle.EXIT_SECONDS)
         self._finalizer.atexit = False  # lifecycle.py does that
 
+    @checks_options("sw.Checkpointer.save")
     def save(
         self,
         step: int,
@@ -229,6 +231,7 @@ class Checkpointer:
         """
         self._session.prepare(state, wait=bool(wait))
 
+    @checks_options("sw.Checkpointer.restore")
     def restore(
         self,
         state: MutableMapping[Any, Any],
@@ -369,7 +372,7 @@ class Checkpointer:
         self._session.engine.pin(whole("step", step, least=0))
 
     def delete(self, step: int) -> None:
-        """Delete this checkpoint."""
+        """Delete this checkpoint on every tier. One that is out of reach follows later, perhaps in another run."""
         self._session.check_open()
         self._session.engine.remove(whole("step", step, least=0))
 

@@ -26,6 +26,7 @@ __all__ = [
     "StorageError",
     "TimeoutError",
     "TornError",
+    "UnknownOptionError",
     "UnsupportedError",
     "UsageError",
 ]
@@ -62,6 +63,10 @@ def _rebuild(kind: type[Error], message: str, path: str, errno: int, retryable: 
 
 class UsageError(Error, ValueError):
     """The call cannot be right: a wrong type, a step saved twice, an option that does not exist."""
+
+
+class UnknownOptionError(UsageError, TypeError):
+    """A keyword argument that the call does not have. Also what Python raises for it."""
 
 
 class NotFoundError(Error, LookupError):

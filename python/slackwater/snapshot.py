@@ -241,9 +241,12 @@ class Snapshot:
         version, which it shares with what ``detach()`` makes of it (``state_dict()`` of a model under FSDP2)."""
         if not capture.dtensors:
             return set()
-        now = torch_adapter().versions([tensor for _, tensor in capture.dtensors])
-        found = zip(capture.dtensors, now, capture.dtensor_versions, strict=True)
-        return {name for (name, _), version, before in found if version != before}
+        now = torch_adapter().version_bytes(capture.dtensors)
+        if now == capture.dtensor_versions:
+            return set()
+        versions, before = (memoryview(found).cast("q") for found in (now, capture.dtensor_versions))
+        found = zip(capture.dtensor_names, versions, before, strict=True)
+        return {name for name, version, earlier in found if version != earlier}
 
     def _late(self, capture: Capture) -> list[int]:
         """Of the compared tensors, those that the engine did not copy inside save(). The others may be written to.

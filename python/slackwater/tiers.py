@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _core
-from .arguments import option_text
+from .arguments import checks_options, option_text
 from .errors import PermissionDeniedError, UsageError
 from .ranks.transport import Ranks, Transport, distributed
 from .state.names import an
@@ -57,6 +57,9 @@ class Tier:
         if location:
             given["location"] = place(self.location)
         return [(name, option_text(f"{name} of a tier", value)) for name, value in given.items() if value is not None]
+
+
+Tier.__init__ = checks_options("sw.Tier")(Tier.__init__)  # type: ignore[method-assign]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from cuda_sim import LIBRARY, Sim, TorchCuda
 from docs_server import Server as DocsServer
 from hypothesis import settings
+from object_stores import Store, serve
 from resume_server import Server
 from support import SECONDS, need
 from trainer_runs import Runs
@@ -61,6 +62,18 @@ def runs(trainer_server: DocsServer) -> Iterator[Runs]:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="trainers-", dir=memory) as directory:
         yield Runs(trainer_server, Path(directory))
+
+
+@pytest.fixture(scope="module")
+def rclone_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with serve("rclone", tmp_path_factory.mktemp("rclone")) as store:
+        yield store
+
+
+@pytest.fixture(scope="module")
+def moto_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with serve("moto", tmp_path_factory.mktemp("moto")) as store:
+        yield store
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,7 @@ class _Config(ctypes.Structure):
         ("numa_node", c_int32),
         ("copy_priorities", c_int32),
         ("queue_limit", c_uint64),
+        ("host_latency_ns", c_uint64),
     )
 
 

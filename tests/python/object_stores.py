@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from support import need
+
 ACCESS_KEY = "AKIDEXAMPLE0000"
 SECRET_KEY = "SECRETEXAMPLE000"
 BUCKET = "bucket"
@@ -138,6 +140,14 @@ def moto(directory: Path) -> Iterator[Store]:
         yield store
 
 
+@contextlib.contextmanager
+def serve(name: str, directory: Path) -> Iterator[Store]:
+    """By name, with what its clients need."""
+    need("moto", "boto3")
+    with {"rclone": rclone, "moto": moto}[name](directory) as store:
+        yield store
+
+
 @dataclass
 class Request:
     method: str
@@ -166,6 +176,7 @@ class Fault:
 
     status: int = 0  # answers with this status, and the error code below
     code: str = ""
+    page: str = ""  # the body of that answer, instead of one with an error code
     reset_after: int | None = None  # reads so many bytes of the body, then breaks the connection
     etag: str = ""  # passes the request on, and replaces the tag in the answer
     wait: threading.Event | None = None  # holds the request until this is set
@@ -206,7 +217,8 @@ class Proxy:
                     self.close_connection = True
                     return
                 if fault.status:
-                    text = f"<Error><Code>{fault.code}</Code><Message>injected</Message></Error>".encode()
+                    said = f"<Error><Code>{fault.code}</Code><Message>injected</Message></Error>"
+                    text = (fault.page or said).encode()
                     self.answer(fault.status, {"Content-Length": str(len(text))}, text)
                     return
                 upstream = http.client.HTTPConnection(proxy.store.endpoint.removeprefix("http://"), timeout=SECONDS)

@@ -286,6 +286,41 @@ def test_wrong_options(options: dict[str, object], message: str, make: Make) -> 
         make(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keeps": 3}, "unknown option 'keeps' of sw.Checkpointer; did you mean 'keep'?"),
+        ({"stall_time": 3}, "unknown option 'stall_time' of sw.Checkpointer; did you mean 'stall_timeout'?"),
+        ({"xyz": 3}, "unknown option 'xyz' of sw.Checkpointer; help(sw.Checkpointer) lists them all"),
+        ({"selfs": 3}, "unknown option 'selfs' of sw.Checkpointer; help(sw.Checkpointer) lists them all"),
+    ],
+)
+def test_an_option_that_does_not_exist(options: dict[str, object], message: str, make: Make, path: Path) -> None:
+    for kind in (TypeError, sw.UsageError):
+        with pytest.raises(kind) as caught:
+            make(**options)
+        assert str(caught.value) == message
+    assert not path.exists()
+
+
+def test_an_option_that_other_calls_do_not_have(make: Make, tmp_path: Path) -> None:
+    ckpt = make()
+    calls: list[tuple[str, str, str, Callable[..., object]]] = [
+        ("evry", "every", "sw.Tier", lambda **options: sw.Tier("/a", **options)),
+        ("meta_data", "metadata", "sw.Checkpointer.save", lambda **options: ckpt.save(1, STATE, **options)),
+        ("keep_hyperparams", "keep_hyperparameters", "sw.Checkpointer.restore", lambda **o: ckpt.restore({}, **o)),
+    ]
+    for wrong, right, of, call in calls:
+        with pytest.raises(sw.UnknownOptionError) as caught:
+            call(**{wrong: 2})
+        assert str(caught.value) == f"unknown option '{wrong}' of {of}; did you mean '{right}'?"
+    with pytest.raises(sw.UnknownOptionError, match="did you mean 'strict'"), ckpt.resume({}, strictly=True):
+        pass
+    assert ckpt.save(1, STATE, metadata={"loss": 1.0}) is not None, "known ones are taken"
+    with pytest.raises(TypeError, match="positional"):
+        sw.Checkpointer("a", "b")  # type: ignore[misc]
+
+
 def test_wrong_level(make: Make) -> None:
     ckpt = make()
     snapshot = ckpt.save(1, {"t": torch.ones(1)})

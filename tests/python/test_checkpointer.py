@@ -122,11 +122,29 @@ def test_wait_times_out_with_what_is_missing(make: Make) -> None:
     with unsettled():
         snapshot = ckpt.save(1, {"t": torch.ones(3_000_000)})
         assert snapshot is not None
-        for waiting in (snapshot.wait, ckpt.wait):
-            with pytest.raises(TimeoutError, match="1") as caught:
+        for waiting in (snapshot.wait, ckpt.wait, ckpt.wait_copied):
+            with pytest.raises(TimeoutError, match="step 1 is not committed") as caught:
                 waiting(timeout=0)
             assert isinstance(caught.value, sw.TimeoutError)
     ckpt.wait(timeout=60)
+
+
+def test_wait_times_out_even_if_the_step_is_committed_a_moment_later(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is asked as well, and gets a second more. It must not answer for the caller's time."""
+    ckpt = make()
+    wait = sw.Snapshot.wait
+
+    def too_late(snapshot: sw.Snapshot, *_: object) -> None:
+        wait(snapshot)
+        raise sw.TimeoutError("it was not committed in time")
+
+    monkeypatch.setattr(sw.Snapshot, "wait", too_late)
+    for step, waiting in enumerate((ckpt.wait, ckpt.wait_copied), start=1):
+        ckpt.save(step, STATE)
+        with pytest.raises(sw.TimeoutError, match="it was not committed in time"):
+            waiting(timeout=0)
 
 
 def test_close_gives_up_after_its_time(make: Make, path: Path) -> None:

@@ -251,6 +251,7 @@ EXACT = [  # blocks of the guide that resume exactly: page, number of the block,
     ("ema", 0, "runs/ema"),
     ("ema", 1, "runs/ema-pytorch"),
     ("lora", 0, "runs/lora"),
+    ("../../README", 0, "checkpoints"),
 ]
 
 
@@ -276,6 +277,17 @@ def test_killed_block_of_the_guide_ends_with_the_same_bits(
         with sw.open(directory / name) as checkpoint:
             ends.append((checkpoint.step, checkpoint.tree()))
     assert same(*ends)
+
+
+def test_the_example_of_the_readme_shows_where_it_goes_on(follower: Follower) -> None:
+    block = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
+    script = follower.directory / "train.py"
+    script.write_text(block.code)
+    codes, output = follower.server.run(str(script), directory=follower.directory, kill_at=7)
+    assert codes == [-signal.SIGKILL], output
+    codes, output = follower.server.run(str(script), directory=follower.directory)
+    assert codes == [0], output
+    assert output.splitlines() == [f"step {step} of 40" for step in range(8, 41)]
 
 
 IN_FLIGHT = """

@@ -479,6 +479,25 @@ def test_nothing_is_replaced_without_force_and_nothing_else_with_it(tmp_path: Pa
     assert same(safetensors.load_file(target / "model.safetensors")["a"], torch.ones(300))
 
 
+@pytest.mark.parametrize("ending", [".pt", ".pth", ".bin", ".safetensors"])
+def test_a_target_that_looks_like_a_file_does_not_become_a_directory(
+    ending: str, tmp_path: Path, save_once: SaveOnce
+) -> None:
+    root = save_once({"a": torch.ones(5)})
+    target = tmp_path / f"out{ending}"
+    said = refused("export", root, target)
+    assert f"'{target}' looks like a file, and an export without --torch writes a directory" in said
+    assert ("name of a directory" if ending == ".safetensors" else "hint: add --torch") in said
+    said = refused("export", root, target, "--dcp")
+    assert "--dcp writes a directory" in said and "--torch instead of --dcp" in said
+    assert not target.exists()
+    run("export", root, f"{target}/")
+    assert [path.name for path in target.iterdir()] == ["model.safetensors"]
+    if ending != ".safetensors":
+        run("export", root, tmp_path / f"file{ending}", "--torch")
+        assert (tmp_path / f"file{ending}").is_file()
+
+
 def test_a_damaged_checkpoint_leaves_no_export(tmp_path: Path, save_once: SaveOnce) -> None:
     root = save_once({"a": torch.ones(1 << 20), "b": torch.zeros(1 << 20)})
     with data_file(root, 1).open("r+b") as file:

@@ -140,6 +140,25 @@ def test_step_that_is_asked_for_continues_from_there(tmp_path: Path) -> None:
     assert same(again.weights(), end)
 
 
+def test_without_an_end_it_goes_on_epoch_after_epoch_if_that_is_asked_for(tmp_path: Path) -> None:
+    part = Part()
+    with checkpointer(part, tmp_path / "run", keep=0) as ck:
+        with pytest.raises(TypeError, match="'epochs'"):
+            ck.batches(part.loader)
+        for number, (epoch, batch) in enumerate(ck.batches(part.loader, epochs=None)):
+            assert epoch == number // 4
+            part.train(batch)
+            ck.save()
+            if number == 9:
+                break
+        weights = part.weights()
+    again = Part()
+    with checkpointer(again, tmp_path / "run") as ck:
+        assert next(ck.batches(again.loader, epochs=None))[0] == 2
+        assert same(again.weights(), weights)
+        assert list(ck.batches([], epochs=None)) == [], "a loader without batches ends it"
+
+
 # accelerator.save_state
 
 

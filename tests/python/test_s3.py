@@ -5,30 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import slackwater as sw
-from object_stores import BUCKET, COMMAND, Fault, Proxy, Store, environment, first, moto, rclone, run, uploads
-from support import need
+from object_stores import BUCKET, COMMAND, Fault, Proxy, Store, environment, first, run, uploads
 
 PART = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def rclone_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with rclone(tmp_path_factory.mktemp("rclone")) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def moto_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    need("moto", "boto3")
-    with moto(tmp_path_factory.mktemp("moto")) as store:
-        yield store
 
 
 @pytest.fixture(scope="module")

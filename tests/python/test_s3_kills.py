@@ -6,7 +6,6 @@ through, in the middle of its body, or when only its reply is lost. Each state t
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -23,10 +22,8 @@ from typing import Any
 import numpy as np
 import pytest
 import slackwater as sw
-from object_stores import BUCKET, Fault, Proxy, Request, Store, moto, rclone
-from support import need
+from object_stores import BUCKET, COMMAND, Fault, Proxy, Request, Store, environment, serve, uploads
 
-COMMAND = str(Path(sys.executable).parent / "slackwater")
 KILLS = int(os.environ.get("SLACKWATER_S3_KILLS", "5"))
 SEED = int(os.environ.get("SLACKWATER_SEED", "20261118"))
 EVERY = 2
@@ -73,8 +70,7 @@ for line in sys.stdin:  # each run is forked, with the libraries loaded
 
 @pytest.fixture(params=["rclone", "moto"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    need("moto", "boto3")
-    with rclone(tmp_path) if request.param == "rclone" else moto(tmp_path) as made:
+    with serve(request.param, tmp_path) as made:
         yield made
 
 
@@ -189,9 +185,6 @@ class Run:
         pages = self.store.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix="run/")
         return [item["Key"] for page in pages for item in page.get("Contents") or []]
 
-    def uploads(self) -> list[Any]:
-        return self.store.client().list_multipart_uploads(Bucket=BUCKET).get("Uploads") or []
-
     def live(self) -> list[int]:
         return [one["step"] for one in self.command("ls", self.location)["versions"]] if self.keys() else []
 
@@ -210,7 +203,7 @@ class Run:
         assert self.hear_out() == 0
         self.check()
         assert self.copied == self.committed // EVERY * EVERY
-        assert not self.uploads(), f"orphaned parts; killed at {self.killed_at}"
+        assert not uploads(self.store), f"orphaned parts; killed at {self.killed_at}"
         garbage = self.command("gc", self.location)
         assert not garbage["removed"] and not garbage["uploads"], f"{garbage}; killed at {self.killed_at}"
         directories = {one["directory"] for one in self.command("ls", self.location)["versions"]}
@@ -242,22 +235,11 @@ def test_kills_during_upload_deletion_and_gc_lose_nothing_and_leave_nothing(stor
     print(f"killed at: {run.killed_at}")
 
 
-@contextlib.contextmanager
-def environment(env: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(env)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
 def test_a_run_and_slackwater_copy_to_the_same_place_do_not_harm_each_other(tmp_path: Path) -> None:
     """There is no lock in an object store. The run's clean-ups must leave alone what it did not begin."""
     location = f"s3://{BUCKET}/run"
     values = np.resize(np.arange(251, dtype=np.uint8), (64 << 20) + 4096)
-    with rclone(tmp_path) as made, Proxy(made) as proxy:
+    with serve("rclone", tmp_path) as made, Proxy(made) as proxy:
         env = made.env(tmp_path)
         with (
             environment(env),

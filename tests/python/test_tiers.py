@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,32 @@ def test_time_outs_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         sw.Checkpointer(tmp_path / "run", stall_timeout="5m")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_one_directory_under_two_names_is_refused_when_the_run_starts(exists: bool, tmp_path: Path) -> None:
+    if exists:
+        (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    with pytest.raises(sw.UsageError, match=r"two tiers have the same location: .*run under another name"):
+        sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "lower", tmp_path / "link"])
+    with pytest.raises(sw.UsageError, match="two tiers have the same location"):
+        sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "run"])
+    with sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "lower", tmp_path / "run" / "below"]):
+        pass
+
+
+def test_a_bind_mount_of_another_tier_is_refused_when_the_run_starts(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mount").mkdir()
+    made = subprocess.run(["mount", "--bind", tmp_path / "run", tmp_path / "mount"], capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("a bind mount needs root")
+    try:
+        with pytest.raises(sw.UsageError, match="two tiers have the same location"):
+            sw.Checkpointer(tmp_path / "run", tiers=[tmp_path / "mount"])
+    finally:
+        subprocess.run(["umount", "-l", tmp_path / "mount"], check=True)
+
+
 def test_an_options_file_has_arguments_of_python_too(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     options = {"tiers": [{"location": str(tmp_path / "run"), "keep": 0}], "every": 2, "keep_best": "max:1:score"}
@@ -118,6 +145,40 @@ def test_a_dead_tier_does_not_stop_training_and_close_names_what_is_left(tmp_pat
     with pytest.raises(sw.TimeoutError, match=r"steps 1, 2 were not copied to .*file/run"):
         ckpt.close()
     assert sw.load(tmp_path / "run")["n"] == 2
+
+
+def test_a_delete_that_a_tier_has_missed_is_done_by_the_next_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, lower, away = tmp_path / "run", tmp_path / "mount" / "lower", tmp_path / "away"
+    lower.parent.mkdir()
+    with sw.Checkpointer(run, tiers=[sw.Tier(lower, keep=0)]) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"n": step})
+            ckpt.wait_copied()
+
+    lower.parent.rename(away)  # the mount is gone
+    ckpt = sw.Checkpointer(run, tiers=[sw.Tier(lower, keep=0)], copy_timeout=0.2)
+    ckpt.delete(2)
+    assert ckpt.steps() == [1]
+    with pytest.raises(sw.TimeoutError, match=r"steps 2 were deleted, but not on .* yet; the next run deletes them"):
+        ckpt.close()
+    away.rename(lower.parent)
+    assert sw.load(lower)["n"] == 2  # it is still there
+
+    state = {"n": 0}
+    with sw.Checkpointer(run, tiers=[sw.Tier(lower, keep=0)]) as ckpt:
+        with caplog.at_level("WARNING"):
+            assert ckpt.restore(state) == 1
+        assert state["n"] == 1
+        assert "step 2 (attempt 1) is not used: it was deleted, and is still to be deleted on" in caplog.text
+        with pytest.raises(sw.Error, match="there is no checkpoint of step 2"):
+            ckpt.restore(state, step=2)
+        ckpt.save(3, state)
+        ckpt.wait_copied()
+    assert not list(lower.glob("step-0000000002.*"))
+    assert not list((run / ".slackwater").glob("delete-*"))
+    assert sw.load(lower)["n"] == 1
 
 
 def test_an_options_file_makes_the_same_checkpointer(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,30 +27,16 @@ from object_stores import (
     environment,
     first,
     free_port,
-    moto,
     rclone,
     run,
     self_signed,
     uploads,
 )
 from slackwater import tiers as places
-from support import need
+from support import need, wait_until
 
 SMALL = {"pool": "4MiB", "slab": "1MiB"}
 PART = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def rclone_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with rclone(tmp_path_factory.mktemp("rclone")) as store:
-        yield store
-
-
-@pytest.fixture(scope="module")
-def moto_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    need("moto", "boto3")
-    with moto(tmp_path_factory.mktemp("moto")) as store:
-        yield store
 
 
 @pytest.fixture
@@ -62,13 +47,6 @@ def there(request: pytest.FixtureRequest) -> str:
 
 def values(step: int, rank: int = 0, size: int = 300_000) -> np.ndarray:
     return np.random.default_rng([step, rank]).integers(0, 255, size, dtype=np.uint8)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    limit = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)  # nothing tells
 
 
 def save(ckpt: sw.Checkpointer, steps: range | list[int], size: int = 300_000) -> None:
@@ -108,7 +86,7 @@ def test_training_goes_on_while_the_store_dies_comes_back_and_is_slow(tmp_path: 
             ckpt.wait_copied()
             first_life.close()  # killed
             save(ckpt, range(6, 16))
-            until(lambda: ckpt.tiers[0].errors > 0, "nobody noticed that the store is gone")
+            wait_until(lambda: ckpt.tiers[0].errors > 0, "it is noticed that the store is gone")
             assert ckpt.tiers[0].newest_step == 5
             proxy.fault = lambda request: Fault(trickle=4) if request.size_bytes > 100_000 else None
             alive.enter_context(rclone(tmp_path, port))
@@ -171,7 +149,7 @@ def test_only_the_damaged_file_comes_from_the_store(rclone_store: Store, tmp_pat
             proxy.seen.clear()
             assert team.restore() == [2, 2]
             read = {request.key.rpartition("/")[2] for request in proxy.seen if request.method == "GET"}
-            until(lambda: file.read_bytes() == intact, "it was not repaired")
+            wait_until(lambda: file.read_bytes() == intact, "it is repaired")
         assert {name for name in read if name.endswith(".safetensors")} == {"rank-00001.safetensors"}
 
 
@@ -228,6 +206,64 @@ def test_an_object_store_alone_is_enough(
         assert good(there, env)
 
 
+NO_BUCKET = Fault(status=404, code="NoSuchBucket")
+A_PROXY = Fault(status=404, page="<html><body>default backend - 404</body></html>")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(NO_BUCKET, f"the bucket '{BUCKET}' does not exist at 127.0.0.1"), (A_PROXY, "is the store running")],
+    ids=["bucket", "proxy"],
+)
+def test_a_store_that_answers_404_is_never_taken_for_an_empty_one(
+    fault: Fault, said: str, rclone_store: Store, tmp_path: Path, there: str
+) -> None:
+    local = tmp_path / "run"
+    tier = sw.Tier(there, keep=0)
+    with Proxy(rclone_store) as proxy:
+        env = rclone_store.env(tmp_path, proxy.endpoint)
+        with environment(env):
+            with sw.Checkpointer(local, tiers=[tier], **SMALL) as ckpt:
+                save(ckpt, [1, 2])
+                ckpt.wait_copied()
+                proxy.fault = lambda request: fault
+                ckpt.delete(1)
+                wait_until(lambda: said in ckpt.tiers[0].last_error, "the delete was forgotten")
+                proxy.fault = lambda request: None
+                wait_until(lambda: listed(there, env) == [2], "the delete was not tried again")
+            shutil.rmtree(local)
+            proxy.fault = lambda request: fault
+            with sw.Checkpointer(local, tiers=[tier], **SMALL) as ckpt:
+                with pytest.raises(sw.Error, match=said):
+                    ckpt.restore({"w": np.zeros(300_000, np.uint8), "step": 0})
+                proxy.fault = lambda request: None
+                assert ckpt.restore({"w": np.zeros(300_000, np.uint8), "step": 0}) == 2
+        proxy.fault = lambda request: fault
+        assert said in run("ls", there, env=env, code=2)
+
+
+@pytest.mark.parametrize("name", ["rclone_store", "moto_store"])
+def test_a_bucket_that_does_not_exist_is_named_by_everything_that_asks_for_it(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store: Store = request.getfixturevalue(name)
+    env = store.env(tmp_path)
+    said = "the bucket 'buckte' does not exist at 127.0.0.1"
+    with environment(env):
+        ckpt = sw.Checkpointer(tmp_path / "run", tiers=["s3://buckte/run"], copy_timeout=0.1, **SMALL)
+        with pytest.raises(sw.Error, match=said):
+            ckpt.restore({"w": np.zeros(300_000, np.uint8), "step": 0})
+        save(ckpt, [1])
+        wait_until(lambda: said in ckpt.tiers[0].last_error, "the status says nothing")
+        assert said in caplog.text
+        with pytest.raises(sw.Error, match=said):
+            ckpt.close()
+        with pytest.raises(sw.Error, match=said):
+            sw.load("s3://buckte/run")
+    assert said in run("ls", "s3://buckte/run", env=env, code=2)
+    assert said in run("copy", str(tmp_path / "run"), "s3://buckte/run", env=env, code=2)
+
+
 def test_a_staging_directory_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_STAGING", raising=False)
     monkeypatch.setattr(places.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -275,7 +311,7 @@ def test_credentials_that_expire_are_read_again_and_nothing_is_lost(
             ckpt.wait_copied()
             valid[:] = ["two"]
             save(ckpt, [2, 3])
-            until(lambda: "ExpiredToken" in ckpt.tiers[0].last_error, "nobody noticed that they have expired")
+            wait_until(lambda: "ExpiredToken" in ckpt.tiers[0].last_error, "it is noticed that they have expired")
             write("two")
             save(ckpt, [4])
             ckpt.wait_copied()

@@ -83,9 +83,13 @@ class AccelerateCheckpointer:
 
     # Training
 
-    def batches(self, loader: Any, epochs: int | None = None) -> Iterator[tuple[int, Any]]:
+    def batches(self, loader: Any, epochs: int | None) -> Iterator[tuple[int, Any]]:
         """Each batch with the number of its epoch. Restores the newest checkpoint first, unless ``restore`` was called,
-        and continues behind the last batch that was trained on before it."""
+        and continues behind the last batch that was trained on before it.
+
+        ``epochs``: how many in all, with those before the restart. None goes on without an end: leave the loop with
+        ``break``. It ends by itself only if the loader gives no batch.
+        """
         if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0):
             raise UsageError(f"epochs is {epochs!r}; it is a whole number, 0 or more, or None for no end")
         if self._loader is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import sys
 import weakref
@@ -15,6 +16,7 @@ from ..errors import UnsupportedError, UsageError
 from ..ranks import boxes
 from ..ranks.boxes import Cut
 from ..ranks.sharding import Replicas, TensorLocation, group_text
+from .torch_reading import step_counters_again
 
 Tensor = torch.Tensor
 Module = torch.nn.Module
@@ -186,6 +188,11 @@ class LiveLayers:
         return [layer for layer in alive if layer is not None and layer.process_group.size() == self._world]
 
 
+def any_ddp(kinds: Iterable[type]) -> bool:
+    """Whether layers of these classes are DistributedDataParallel."""
+    return any(issubclass(kind, DistributedDataParallel) for kind in kinds)
+
+
 def _ddp_layers(module: Module, world: int) -> Iterator[Any]:
     for layer in module.modules():
         if isinstance(layer, DistributedDataParallel) and layer.process_group.size() == world:
@@ -200,23 +207,24 @@ def _heeded(layer: Any, named: Iterable[tuple[str, Tensor]]) -> Iterator[Tensor]
 def replicated_state(optimizer: Optimizer, replicated: set[int], world: int) -> list[Tensor]:
     """Optimizer state that is the same on all ranks: of replicated parameters (``replicated`` has their ids), and step
     counters of parameters that all ranks share."""
-    on_all: dict[int, bool] = {}  # meshes, by their id: whether they have all ranks
     dtensor = dtensor_type()
+    on_all: dict[int, bool] = {}  # meshes, by their id: whether they have all ranks
+
+    def is_on_all(mesh: Any) -> bool:
+        if id(mesh) not in on_all:
+            on_all[id(mesh)] = mesh.size() == world
+        return on_all[id(mesh)]
+
+    if dtensor is not None and not replicated and type(optimizer.state) in (dict, collections.defaultdict):
+        counters = step_counters_again(optimizer.state, dtensor, is_on_all)
+        if counters is not None:
+            return counters
     found: list[Tensor] = []
     for parameter, state in optimizer.state.items():
         if id(parameter) in replicated:
             found += _tensors(state)
-        elif is_dtensor(parameter):
-            mesh = parameter._spec.mesh
-            if id(mesh) not in on_all:
-                on_all[id(mesh)] = mesh.size() == world
-            if on_all[id(mesh)]:
-                for value in state.values() if type(state) is dict else (state,):
-                    if type(value) is Tensor:
-                        if not value.dim():
-                            found.append(value)
-                    elif type(value) is not dtensor:
-                        found += [tensor for tensor in _tensors(value) if not tensor.dim()]
+        elif is_dtensor(parameter) and is_on_all(parameter._spec.mesh):
+            found += [tensor for tensor in _tensors(state) if type(tensor) is not dtensor and not tensor.dim()]
     return found
 
 

@@ -4,7 +4,8 @@ the bytes have left. Import it only when torch is loaded already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +43,28 @@ def reads_the_same(tensors: list[Tensor], reading: _core.Reading) -> bool:
     its own version.
     """
     return _READER is not None and _READER.same(tensors, reading)
+
+
+def local_tensors_again(
+    tensors: list[Tensor], facts: list[Any], dtensor: type
+) -> tuple[list[Tensor], list[Tensor]] | None:
+    """Of a table with DTensors that lie as the facts of ``tables.local_rows`` say: the tensors of this rank, and the
+    DTensors. None if one lies otherwise, or that cannot be told quickly. Shapes of local tensors are not compared:
+    ``read_again`` does that, or else ``TableWalk.has_local_shapes``."""
+    return None if _READER is None else _READER.local_tensors(tensors, facts, dtensor)
+
+
+def step_counters_again(state: dict[Any, Any], dtensor: type, is_on_all: Callable[[Any], bool]) -> list[Tensor] | None:
+    return None if _READER is None else _READER.step_counters(state, dtensor, is_on_all)
+
+
+def version_bytes(tensors: list[Tensor]) -> bytes:
+    """``versions`` in a form that is quick to compare."""
+    found = None
+    if _READER is not None:
+        with torch._C.DisableTorchFunctionSubclass():  # which DTensors have none of, and which takes long to find out
+            found = _READER.versions(tensors)
+    return array.array("q", versions(tensors)).tobytes() if found is None else found
 
 
 def versions(tensors: Sequence[Tensor]) -> list[int]:

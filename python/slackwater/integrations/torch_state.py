@@ -8,15 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..errors import UnsupportedError
 from ..ranks.boxes import Box
 from ..state.memory import SIZES, Memory, unknown_dtype
 from ..state.names import an
+from .torch_modules import (
+    is_plain_module,
+    module_layers,
+    module_parameters,
+    module_tensors,
+    run_hooks,
+)
 from .torch_ranks import (
+    any_ddp,
     ddp_buffers,
     ddp_parameters,
     dtensor_like,
@@ -30,10 +36,12 @@ from .torch_reading import (
     address_of,
     addresses_now,
     identities,
+    local_tensors_again,
     read_again,
     reads_the_same,
     still_holds,
     storage_sizes,
+    version_bytes,
     versions,
 )
 
@@ -47,9 +55,6 @@ _PACKED_BYTES = 64 << 20
 _LONG_ROW_BYTES = 512
 _NAMES: dict[Any, str] = {getattr(torch, name): name for name in SIZES if hasattr(torch, name)}
 _DTYPES: dict[str, Any] = {name: dtype for dtype, name in _NAMES.items()}
-
-# Their own loading code only fills in what checkpoints of PyTorch before 1.0 lack.
-_HARMLESS_LOADERS = (_NormBase._load_from_state_dict, _InstanceNorm._load_from_state_dict, Module._load_from_state_dict)
 
 
 # Tensors
@@ -271,86 +276,6 @@ def bump_versions(tensors: Sequence[Tensor]) -> None:
     tracked = [t for t in tensors if not t.is_inference()]
     if tracked:
         torch.autograd.graph.increment_version(tracked)
-
-
-# Modules
-
-
-def is_plain_module(module: Module) -> bool:
-    """Whether state_dict() gives the parameters and persistent buffers and nothing else, and loading just sets them."""
-    return all(map(_is_plain_layer, module.modules()))
-
-
-_PLAIN_CLASSES: dict[type, bool] = {}
-
-
-def _is_plain_layer(module: Module) -> bool:
-    kind = type(module)
-    plain = _PLAIN_CLASSES.get(kind)
-    if plain is None:
-        plain = (
-            kind._save_to_state_dict is Module._save_to_state_dict
-            and kind._load_from_state_dict in _HARMLESS_LOADERS
-            and kind.get_extra_state is Module.get_extra_state
-            and kind.set_extra_state is Module.set_extra_state
-            and _wraps_only(kind, "state_dict")
-            and _wraps_only(kind, "load_state_dict")
-        )
-        if len(_PLAIN_CLASSES) < 10_000:
-            _PLAIN_CLASSES[kind] = plain
-    return plain and not (
-        module._state_dict_hooks
-        or module._load_state_dict_pre_hooks
-        or module._load_state_dict_post_hooks
-        or getattr(module, "_state_dict_pre_hooks", None)
-        or "state_dict" in module.__dict__
-        or "load_state_dict" in module.__dict__
-    )
-
-
-def _wraps_only(kind: type, method: str) -> bool:
-    return getattr(kind, method) is getattr(Module, method)
-
-
-def module_tensors(module: Module) -> tuple[list[str], list[Tensor], list[bool]]:
-    """Of a plain module, ordered as in state_dict(): keys as they are there, tensors, and which are buffers."""
-    keys: list[str] = []
-    tensors: list[Tensor] = []
-    buffers: list[bool] = []
-    layers = [("", module)]
-    while layers:
-        prefix, layer = layers.pop()
-        for key, parameter in layer._parameters.items():
-            if parameter is not None:
-                keys.append(prefix + key)
-                tensors.append(parameter)
-                buffers.append(False)
-        transient = layer._non_persistent_buffers_set
-        for key, buffer in layer._buffers.items():
-            if buffer is not None and key not in transient:
-                keys.append(prefix + key)
-                tensors.append(buffer)
-                buffers.append(True)
-        layers += [(f"{prefix}{key}.", child) for key, child in reversed(layer._modules.items()) if child is not None]
-    return keys, tensors, buffers
-
-
-def module_parameters(module: Module) -> tuple[list[str], list[Tensor]]:
-    """Of any module, tied ones under each of their names."""
-    if isinstance(module, torch.jit.ScriptModule):
-        found = list(module.named_parameters(remove_duplicate=False))
-        return [key for key, _ in found], [parameter for _, parameter in found]
-    keys: list[str] = []
-    tensors: list[Tensor] = []
-    layers = [("", module)]
-    while layers:
-        prefix, layer = layers.pop()
-        for key, parameter in layer._parameters.items():
-            if parameter is not None:
-                keys.append(prefix + key)
-                tensors.append(parameter)
-        layers += [(f"{prefix}{key}.", child) for key, child in reversed(layer._modules.items()) if child is not None]
-    return keys, tensors
 
 
 # Optimizers

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from .. import _core
+
 if TYPE_CHECKING:
     from ..state.tree import Flattener
 
@@ -21,17 +23,25 @@ class ReplicaFinder:
         replicated: set[int] = set()
         of_first_rank: set[int] = set()
         for module, given in self._flat.modules:
+            if id(module) in self._flat.without_ddp:
+                continue
             replicated |= self._ids_of(torch.ddp_parameters(module, world), given)
             of_first_rank |= self._ids_of(torch.ddp_buffers(module, world), given)
         if world > 1:
             self._find_inner_replicas(replicated, of_first_rank)
-        for optimizer in self._flat.optimizers:
-            replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
+        shards = self._flat.torch_shards
         if replicated:
-            whole, shards = self._flat.rank_info.whole, self._flat.torch_shards
+            for optimizer in self._flat.optimizers:
+                replicated.update(map(id, torch.replicated_state(optimizer, replicated, world)))
+            whole = self._flat.rank_info.whole
             for index, tensor in enumerate(self._flat.torch_tensors):
                 if id(tensor) in replicated:
                     shards.setdefault(index, whole(tensor.shape))
+        else:  # only step counters, none of which has a dimension
+            counters = [torch.replicated_state(optimizer, replicated, world) for optimizer in self._flat.optimizers]
+            found = _core.positions(self._flat.torch_tensors, [tensor for own in counters for tensor in own])
+            alone = [index for index in memoryview(found).cast("I") if index not in shards]
+            shards.update(dict.fromkeys(alone, self._flat.rank_info.whole(())))
         if of_first_rank:
             found = [index for index, tensor in enumerate(self._flat.torch_tensors) if id(tensor) in of_first_rank]
             self._hand_over_once([index for index in found if index not in self._flat.torch_shards])

@@ -21,6 +21,7 @@ class Capture:
     __slots__ = (
         "addresses",
         "devices",
+        "dtensor_names",
         "dtensor_versions",
         "dtensors",
         "has_torch",
@@ -56,9 +57,10 @@ class Capture:
         self.versions: list[int] = []
         self.identities: list[int] = []
         self.sizes: list[int] = []  # bytes of the storages
-        # The wrappers of local tensors, by name: a write through the one does not count in the version of the other.
-        self.dtensors: list[tuple[str, Any]] = []
-        self.dtensor_versions: list[int] = []
+        # The wrappers of local tensors: a write through the one does not count in the version of the other.
+        self.dtensors: list[Any] = []
+        self.dtensor_names: list[str] = []
+        self.dtensor_versions = b""  # torch_reading.version_bytes()
         self.reading: _core.Reading | None = None  # of the watched tensors, if they were read the quick way
         self.user_seconds = 0.0
 
@@ -77,6 +79,7 @@ class Capturer:
         self.rank_info = RankInfo(rank, world)
         self._key: tuple[Any, ...] | None = None  # all that the structure was made from, apart from
         self._layout: tuple[list[Any], ...] = ([], [], [], [])  # dtypes, shapes, strides and devices of torch tensors
+        self._devices: set[int] = set()  # of these
         self._structure: _core.Structure | None = None
         self._may_read_again = False
         self._tables: dict[str, Table] = {}
@@ -84,8 +87,13 @@ class Capturer:
     def capture(self, state: Any, compute: bool = True) -> Capture:
         """With ``compute``, tensors on a device may be packed there, on the current stream."""
         flat = Flattener(self._allow_pickle, self._tables, self.rank_info)
+        try:
+            return self._capture(flat, state, compute)
+        finally:
+            flat.table_walk = None  # it refers to `flat`: together they would keep every tensor until gc runs
+
+    def _capture(self, flat: Flattener, state: Any, compute: bool) -> Capture:
         node = flat.flatten(state)
-        self._tables = flat.tables
         result = Capture()
         result.user_seconds = flat.user_seconds
         result.optimizers = flat.optimizers
@@ -108,12 +116,16 @@ class Capturer:
         )
         same = key == self._key
         if not (same and self._read_again(flat, result)):
+            if self._tables and flat.table_walk is not None and not flat.table_walk.has_local_shapes():
+                self._tables = {}  # the boxes of DTensors are not what they were: nothing is taken over
+                return self.capture(state, compute)
             self._look(flat, key, same, result, compute)
-        result.dtensors = flat.dtensors
+        self._tables = flat.tables
         if flat.dtensors:
-            result.dtensor_versions = flat.torch.versions([tensor for _, tensor in flat.dtensors])
+            result.dtensors, result.dtensor_names = flat.dtensors, flat.dtensor_names
+            result.dtensor_versions = flat.torch.version_bytes(flat.dtensors)
         result.lent = sorted({memory.device for memory in memories} - {HOST})
-        result.devices = sorted({*self._layout[3], *result.lent} - {HOST})
+        result.devices = sorted(self._devices.union(result.lent) - {HOST})
         result.held.extend(memory.owner for memory in memories)
         result.addresses.extend(memory.address for memory in memories)
         assert self._structure is not None
@@ -147,7 +159,7 @@ class Capturer:
         if self._key is None and self.rank_info.world > 1 and self.rank_info.rank == 0:
             _hint_at_replicas(flat)
         self._structure = self._build(flat, *layout)
-        self._key, self._layout = key, layout
+        self._key, self._layout, self._devices = key, layout, set(layout[3])
         self._may_read_again = bool(flat.torch_tensors) and flat.torch.may_read_again(flat.torch_tensors)
 
     @staticmethod

@@ -12,6 +12,7 @@ import collections
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import _core
 from . import names
 from .codec import Node
 
@@ -33,7 +34,7 @@ def holds_parameters(value: Any) -> bool:
 def identity(optimizer: Any, modules: Hashables) -> Hashables:
     """All that names follow from: equal at two saves, they are the same. All these objects live at the time of a save,
     so that an address that is used again does no harm."""
-    return tuple([tuple(map(id, group["params"])) for group in optimizer.param_groups]), modules
+    return tuple([_core.object_ids(list(group["params"])) for group in optimizer.param_groups]), modules
 
 
 def without_tensor(optimizer: Any, stored: Container[int]) -> Places:
@@ -53,7 +54,7 @@ def shapes_at(optimizer: Any, places: Places) -> list[Any]:
 
 
 def module_identity(found: Iterable[NamedTensors]) -> Hashables:
-    return tuple([(name, tuple(keys), tuple(map(id, tensors))) for name, keys, tensors in found])
+    return tuple([(name, tuple(keys), _core.object_ids(list(tensors))) for name, keys, tensors in found])
 
 
 def named_tensors(found: Iterable[NamedTensors]) -> Iterator[tuple[str, Any]]:

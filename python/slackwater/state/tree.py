@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import _core
@@ -19,7 +18,7 @@ from . import codec, names, parameters
 from .codec import Node, describe_type
 from .memory import Memory
 from .parameter_names import ParameterNamer
-from .tables import Table, local_rows, rows_of
+from .tables import Layers, Table, TableWalk
 
 
 def class_name(value: Any) -> str:
@@ -55,13 +54,13 @@ class Flattener(codec.Encoder):
         self.torch = torch_adapter()
         self.plain_tensors: frozenset[type] = self.torch.PLAIN_TYPES if self.torch else frozenset()
         self.dtensor: type | None = self.torch.dtensor_type() if self.torch else None
-        self._in_tables = self.plain_tensors | ({self.dtensor} if self.dtensor else set())
-        self._plain_classes, self._table_classes = tuple(self.plain_tensors), tuple(self._in_tables)
-        self._updates = Updates.UNKNOWN  # of what is being walked
-        self._replicated = False  # below sw.Replicated
+        self.updates = Updates.UNKNOWN  # of what is being walked
+        self.replicates = False  # below sw.Replicated
         self.replicated: list[codec.Marked] = []  # what is in each sw.Replicated, if other ranks have it too
-        self.dtensors: list[tuple[str, Any]] = []  # by name; torch_tensors has their local ones
+        self.dtensor_names: list[str] = []
+        self.dtensors: list[Any] = []  # of these names; torch_tensors has their local ones
         self.modules: list[tuple[Any, range]] = []  # with hooks: and the tensors their state_dict() gave
+        self.without_ddp: set[int] = set()  # ids of modules of which that is known
         self.optimizers: list[Any] = []
         self.module_tensors: list[tuple[str, Sequence[str] | None, Any]] = []  # name, keys, tensors; or the module
         self.optimizer_nodes: list[tuple[Any, str, dict[str, Any]]] = []  # with its name and its node
@@ -69,6 +68,7 @@ class Flattener(codec.Encoder):
         self.inside_objects: list[slice] = []  # torch tensors that stand below modules and other objects
         self._open_objects = 0  # that are being walked
         self.loose_dtensors: list[tuple[str, Any]] = []  # the others; this rank may hold several boxes, or nothing
+        self.table_walk = None if known is None else TableWalk(self, known)
 
     def flatten(self, state: Any) -> Node:
         if not isinstance(state, Mapping):
@@ -90,77 +90,28 @@ class Flattener(codec.Encoder):
             ReplicaFinder(self).find()
         return node
 
-    # Tables: most of a large state
-
     def mapping(self, mapping: Any, name: str) -> Node:
-        rows = self._rows_of(mapping, name) if self.known is not None and type(mapping) is dict and name else None
-        if rows is None:
-            return super().mapping(mapping, name)
-        keys, tensors = rows
-        updates = [self._updates] * len(tensors)
-        return self._table(name, keys, tensors, updates, lambda: super(Flattener, self).mapping(mapping, name))
+        def encode() -> Node:
+            return super(Flattener, self).mapping(mapping, name)
 
-    def _rows_of(self, mapping: dict[Any, Any], name: str) -> tuple[Hashable, list[Any]] | None:
-        table = self.known.get(name) if self.known is not None else None
-        if table is not None:
-            tensors = _core.table_tensors(mapping, table.keys, self._table_classes)
-            if tensors is not None:
-                return table.keys, tensors
-        return rows_of(mapping, self._in_tables)
+        if self.table_walk is None or type(mapping) is not dict or not name:
+            return encode()
+        node = self.table_walk.mapping(mapping, name, encode)
+        return encode() if node is None else node
 
-    def _table(
-        self, name: str, keys: Hashable, tensors: list[Any], updates: list[Updates], encode: Callable[[], Node]
-    ) -> Node:
-        table = self.known.get(name) if self.known is not None else None
-        facts, parts = None, tensors
-        if self.dtensor in set(map(type, tensors)):
-            rows = self._local_rows(table, tensors)
-            if rows is None:
-                return encode()
-            facts, parts = (rows[0], self._replicated), rows[1]
-        first = len(self.torch_names)
-        if table is None or table.keys != keys or table.facts != facts:
-            return self._new_table(name, keys, facts, parts, encode)
-        self.tables[name] = table
-        self.torch_names += table.names
-        self.torch_tensors += parts
-        self.torch_updates += updates
-        if facts is not None:
-            self.torch_shards.update(table.shards_from(first))
-            pairs = zip(table.names, tensors, strict=True)
-            wrapped = [(own, tensor) for own, tensor in pairs if type(tensor) is self.dtensor]
-            self.dtensors += wrapped
-            if not self._open_objects:
-                self.loose_dtensors += wrapped
-        return table.node
-
-    def _local_rows(self, table: Table | None, tensors: list[Any]) -> tuple[list[Any], list[Any]] | None:
-        if table is not None and table.facts is not None:
-            parts = _core.local_tensors(tensors, table.facts[0], self.dtensor, self._plain_classes)
-            if parts is not None:
-                return table.facts[0], parts
-        return local_rows(tensors, self.dtensor, self.plain_tensors)
-
-    def _new_table(
-        self, name: str, keys: Hashable, facts: Any, parts: Sequence[Any], encode: Callable[[], Node]
-    ) -> Node:
-        first = len(self.torch_names)
-        node = encode()
-        if facts is not None:
-            found = self.torch_tensors[first:]
-            if len(found) != len(parts) or not all(map(operator.is_, found, parts)):
-                return node  # this rank holds several boxes of a DTensor, or none
-        shards = {index: shard for index, shard in self.torch_shards.items() if index >= first} if facts else {}
-        own_names = self.torch_names[first:]
-        self.tables[name] = Table(keys, own_names, codec.Rendered(node), facts=facts, shards=shards, first=first)
-        return node
+    def add_dtensors(self, own_names: Sequence[str], dtensors: Sequence[Any]) -> None:
+        self.dtensor_names += own_names
+        self.dtensors += dtensors
+        if not self._open_objects:
+            self.loose_dtensors += zip(own_names, dtensors, strict=True)
 
     # What codec.Encoder asks for
 
     def encode(self, value: Any, name: str) -> Node:
-        if type(value) in self.plain_tensors:
-            return self._plain_tensor(value, name, self._updates)
-        return super().encode(value, name)
+        kind = type(value)
+        if kind in self.plain_tensors:
+            return self._plain_tensor(value, name, self.updates)
+        return value if kind is codec.Rendered else super().encode(value, name)
 
     def is_tensor(self, value: Any) -> bool:
         if type(value) is Replicated:
@@ -188,7 +139,7 @@ class Flattener(codec.Encoder):
         torch = self.torch
         if torch is not None:
             if isinstance(value, torch.Tensor):
-                return self._tensor(value, name, self._updates)
+                return self._tensor(value, name, self.updates)
             if torch.is_zero_optimizer(value):
                 raise UnsupportedError(
                     f"'{name}' is a ZeroRedundancyOptimizer, whose state lies in parts on the ranks, in a form of its "
@@ -230,7 +181,7 @@ class Flattener(codec.Encoder):
                 return self._array(memory, name, "$a" if arrays.numpy_has(memory.dtype) else "$t")
             array = arrays.to_array(value, name)
             if torch is not None and isinstance(array, torch.Tensor):
-                return self._tensor(array, name, self._updates)
+                return self._tensor(array, name, self.updates)
             return self._array(arrays.memory_of(array, name), name)
         return super().other(value, name)
 
@@ -252,11 +203,9 @@ class Flattener(codec.Encoder):
         return {"$t": name}
 
     def _dtensor(self, tensor: Any, name: str, updates: Updates) -> Node:
-        where = self.rank_info.locate(tensor, name, self._replicated)
+        where = self.rank_info.locate(tensor, name, self.replicates)
         local = tensor._local_tensor
-        self.dtensors.append((name, tensor))
-        if not self._open_objects:
-            self.loose_dtensors.append((name, tensor))
+        self.add_dtensors([name], [tensor])
         if self.rank_info.world == 1 and self.torch.is_wrapper(local):
             return self._tensor(local, name, updates)
         for box, part in self.torch.parts(local, where.boxes, name):
@@ -268,7 +217,7 @@ class Flattener(codec.Encoder):
         """Boxes given by hand."""
         if len({shard.global_shape for shard in shards}) != 1:
             raise UsageError(f"the boxes of '{name}' have different global shapes")
-        replicas = self.rank_info.on_all if self._replicated else Replicas()
+        replicas = self.rank_info.on_all if self.replicates else Replicas()
         nodes = []
         for shard in shards:
             value, place = shard.tensor, (shard.global_shape, shard.offset, *replicas)
@@ -277,7 +226,7 @@ class Flattener(codec.Encoder):
                 nodes.append(self._array(arrays.memory_of(value, name), name))
             elif self.torch is not None and type(value) in self.plain_tensors:
                 self.torch_shards[len(self.torch_names)] = place
-                nodes.append(self._plain_tensor(value, name, self._updates))
+                nodes.append(self._plain_tensor(value, name, self.updates))
             else:
                 raise UsageError(
                     f"'{name}' is a box of {names.an(class_name(value))}; "
@@ -302,7 +251,7 @@ class Flattener(codec.Encoder):
         """A place for them in the tree. A state_dict() that comes later may still draw: that of a data loader which has
         not begun makes its iterator."""
         node: dict[str, Any] = {"$": "object", "of": "object", "class": class_name(rng), "v": {}}
-        self._random.append((node, rng, name, self._replicated))
+        self._random.append((node, rng, name, self.replicates))
         return node
 
     def take_random_states(self) -> None:
@@ -325,10 +274,10 @@ class Flattener(codec.Encoder):
         return node
 
     def _replicated_value(self, value: Replicated, name: str) -> Node:
-        outer, first_tensor, first_array = self._replicated, len(self.torch_names), len(self.array_names)
-        self._replicated = True
+        outer, first_tensor, first_array = self.replicates, len(self.torch_names), len(self.array_names)
+        self.replicates = True
         node = self.encode(value.value, name)
-        self._replicated = outer
+        self.replicates = outer
         self._on_all_ranks(first_tensor, first_array)
         if self.known is None or self.rank_info.world == 1 or self.is_tensor(value.value):
             return node
@@ -343,27 +292,43 @@ class Flattener(codec.Encoder):
             self.array_shards.setdefault(index, self.rank_info.whole(self.array_memories[index].shape))
 
     def _module(self, module: Any, name: str) -> Node:
-        torch = self.torch
-        if not torch.is_plain_module(module):
-            return self._hooked_module(module, name)
+        torch, walk = self.torch, self.table_walk
+        table = None if walk is None else walk.known.get(name)
+        tensors = None
+        if walk is not None and table is not None and table.layers is not None:
+            classes = walk.classes_of(table)
+            tensors = _core.module_tensors(module, table.layers.shape, classes, torch.run_hooks)
+        if tensors is not None:
+            (keys, buffers), layers = table.keys, table.layers
+        else:
+            table = None
+            if not torch.is_plain_module(module):
+                return self._hooked_module(module, name)
+            keys, tensors, buffers, shape = torch.module_layers(module)
+            updates = [Updates.ANY_TIME if is_buffer else Updates.BEHIND_FENCE for is_buffer in buffers]
+            layers = Layers(shape, torch.any_ddp([kind for kind, *_ in shape]), updates)
         self.modules.append((module, range(0)))
+        if not layers.any_ddp:
+            self.without_ddp.add(id(module))
         self.objects.append(name)
         first = len(self.torch_names)
         self._open_objects += 1
-        keys, tensors, buffers = torch.module_tensors(module)
-        updates = [Updates.ANY_TIME if is_buffer else Updates.BEHIND_FENCE for is_buffer in buffers]
 
         def encode() -> Node:
             return {
                 key: self._tensor(tensor, names.join(name, key), when)
-                for key, tensor, when in zip(names.strip_wrappers(keys), tensors, updates, strict=True)
+                for key, tensor, when in zip(names.strip_wrappers(keys), tensors, layers.updates, strict=True)
             }
 
-        plain = self.known is not None and set(map(type, tensors)) <= self._in_tables
-        nodes = self._table(name, (tuple(keys), tuple(buffers)), tensors, updates, encode) if plain else encode()
+        if walk is not None and table is not None and walk.again(name, table, tensors, layers.updates):
+            nodes = table.node
+        elif walk is None or not set(map(type, tensors)) <= walk.kinds:
+            nodes = encode()
+        else:
+            nodes = walk.table(name, (tuple(keys), tuple(buffers)), tensors, layers.updates, encode, layers)
+        self._open_objects -= 1
         table = self.tables.get(name)
         known: Any = (keys,) if table is None else table.keys  # the same object as before, if nothing has changed
-        self._open_objects -= 1
         self.module_tensors.append((name, known[0], tensors))
         self.inside_objects.append(slice(first, len(self.torch_names)))
         return {"$": "object", "of": "module", "class": class_name(module), "v": nodes}
@@ -385,13 +350,19 @@ class Flattener(codec.Encoder):
     def _optimizer(self, optimizer: Any, name: str) -> Node:
         self.optimizers.append(optimizer)
         self.objects.append(name)
-        state, groups = self.torch.optimizer_state(optimizer)
-        start = len(self.torch_names)
+        walk, start = self.table_walk, len(self.torch_names)
         self._open_objects += 1
-        outer = self._updates
-        self._updates = Updates.BEHIND_FENCE
-        state_node = self.encode(state, names.join(name, "state"))
-        self._updates = outer
+        outer = self.updates
+        self.updates = Updates.BEHIND_FENCE
+        found = None if walk is None else walk.optimizer_again(optimizer, name)
+        if found is not None:
+            state_node, groups = found
+        else:
+            state, groups = self.torch.optimizer_state(optimizer)
+            state_node = self.encode(state, names.join(name, "state"))
+            if walk is not None:
+                walk.remember_optimizer(optimizer, name, groups)
+        self.updates = outer
         first = len(self.torch_tensors)
         groups_node = self.encode(groups, names.join(name, "param_groups"))
         # A learning rate kept in a tensor is changed by schedulers, with no optimizer step in between.
