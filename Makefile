@@ -26,6 +26,8 @@ endif
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 # Most tests wait for timers and disks, not for a processor: four at a time kept two processors busy for 65 % of it.
 export CTEST_PARALLEL_LEVEL       := $(shell expr 3 \* $(JOBS))
+# Under a sanitizer they compute more and wait less: two at a time kept two processors busy for 60 to 70 % of it.
+SANITIZED_AT_ONCE                 := $(shell expr 2 \* $(JOBS))
 export CMAKE_GENERATOR            := Ninja
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of test processes would each compile torch's sources anew
@@ -143,20 +145,20 @@ test-asan: packages  ## C++ tests under AddressSanitizer and UndefinedBehaviorSa
 	@$(call section,C++ tests under asan and ubsan)
 	cmake --preset asan >/dev/null
 	cmake --build --preset asan --target all_tests
-	ctest --preset asan -j $(JOBS)
+	ctest --preset asan -j $(SANITIZED_AT_ONCE)
 
 .PHONY: test-tsan
 test-tsan: packages  ## tests of concurrency under ThreadSanitizer
 	@$(call section,Tests of concurrency under tsan)
 	cmake --preset tsan >/dev/null
 	cmake --build --preset tsan --target threads_tests
-	scripts/without_aslr.sh ctest --preset tsan -j $(JOBS)
+	scripts/without_aslr.sh ctest --preset tsan -j $(SANITIZED_AT_ONCE)
 
 .PHONY: test-fuzz
 test-fuzz: packages  ## replay the fuzzing corpora, then fuzz each parser for a few seconds
 	@$(call section,Fuzzing)
 	@scripts/system_packages.sh fuzz || true
-	$(PYTHON) scripts/fuzz.py --seconds 25 --optional
+	$(PYTHON) scripts/fuzz.py --seconds 12 --optional
 
 .PHONY: test-python
 test-python: build libraries  ## Python tests, against the installed package and the simulated CUDA driver

@@ -1,6 +1,7 @@
 #include "engine/kept_slabs.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/digest.hpp"
@@ -190,11 +191,11 @@ void KeptSlabs::drop(const std::function<bool(const VersionName&)>& which) {
   for (Lease& lease : freed) lease.release();
 }
 
-void KeptSlabs::set_heir(const VersionName& name, const std::string& member, const std::string& next) {
+void KeptSlabs::set_next_owner(const VersionName& name, const std::string& member, const std::string& next) {
   const std::lock_guard lock(mutex_);
   for (const auto& version : kept_)
     if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
-      region_->set_heir(version->entry_, member, next);
+      region_->set_next_owner(version->entry_, member, next);
 }
 
 void KeptSlabs::drop_version(KeptVersion& version, Leases& freed) {
@@ -236,37 +237,40 @@ void KeptSlabs::run(const std::stop_token& stop) {
 void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
   // Nothing of it changes any more, but for its leases and its state.
   const std::shared_ptr<Snapshot::Impl> snapshot = version->snapshot_;
-  std::optional<Error> error = version->failed_ ? snapshot->error() : snapshot->wait_sealed();
-  Result<StagedVersion> text;
-  if (!error && !version->failed_) {
-    text = describe(*version);
-    if (!text) error = text.error();
-  }
+  std::optional<Error> why = version->failed_ ? snapshot->error() : snapshot->wait_sealed();
   Leases freed;
+  bool kept = !why && !version->failed_;
+  if (kept) {
+    try {
+      if (const Status published = keep(*version, freed); !published) why = published.error();
+    } catch (const std::exception& trouble) {  // the texts of a large state take hundreds of megabytes
+      why = Error{.kind = ErrorKind::kOutOfMemory, .message = trouble.what()};
+    }
+    kept = !why;
+  }
   bool waiting = false;
   {
     const std::lock_guard lock(mutex_);
-    Status published;
-    if (!error && !version->failed_) published = region_->publish(version->entry_, *text, version->plan_->member);
-    if (error || version->failed_ || !published) {
-      if (!published)
-        log_.warn("step {} is not kept in memory: {}", version->name_.step, published.error().to_string());
-      drop_version(*version, freed);
-    } else {
-      version->state_ = KeptVersion::State::kStaged;
-      while (staged_count() > versions_) drop_oldest(freed);
-    }
+    if (!kept && version->state_ != KeptVersion::State::kDropped) drop_version(*version, freed);
     version->snapshot_.reset();
     version->plan_.reset();
     version->digests_.clear();
     for (Lease& lease : freed) lease.release();
     waiting = pool_ != nullptr && pool_->waiting_count() > 0;
   }
-  if (error && !snapshot->error())
-    log_.warn("step {} is not kept in memory: {}", version->name_.step, error->to_string());
+  if (why && !snapshot->error()) log_.warn("step {} is not kept in memory: {}", version->name_.step, why->to_string());
   // No effect on one that failed. One that is not kept is staged all the same, as it is without a memory tier.
   snapshot->reach(Level::kStaged);
   if (waiting) make_room();
+}
+
+Status KeptSlabs::keep(KeptVersion& version, Leases& freed) {
+  SW_ASSIGN(const StagedVersion text, describe(version));
+  const std::lock_guard lock(mutex_);
+  SW_TRY(region_->publish(version.entry_, text, version.plan_->member));
+  version.state_ = KeptVersion::State::kStaged;
+  while (staged_count() > versions_) drop_oldest(freed);
+  return {};
 }
 
 Result<StagedVersion> KeptSlabs::describe(const KeptVersion& version) const {
