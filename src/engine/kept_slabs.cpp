@@ -169,8 +169,10 @@ void KeptSlabs::end_unkept_write() {
 void KeptSlabs::make_room() {
   Leases freed;
   const std::lock_guard lock(mutex_);
-  // A slab that is being written comes back by itself, and costs no version.
+  // A slab that is being written comes back by itself, and one whose pages are not there yet comes soon. Neither costs
+  // a version. Dropping one for them could lose the only step that was reported as staged.
   if (coming_back_ > 0 || pool_ == nullptr || pool_->free_count() > 0) return;
+  if (pool_->touched_count() < pool_->slab_count()) return;
   drop_oldest(freed);
   for (Lease& lease : freed) lease.release();
 }

@@ -1,7 +1,11 @@
 #include "engine/kept_slabs.hpp"
 
 #include <chrono>
+#include <future>
+#include <memory>
 #include <new>
+#include <span>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -39,6 +43,44 @@ TEST(KeptSlabs, AVersionThatCannotBeDescribedIsNotKeptAndTheNextOneIs) {
   stage_with(2, [](const RecordReference&, StagedVersion&) { return Status(); });
   ASSERT_EQ(region->kept().size(), 1u);
   EXPECT_EQ(region->kept()[0].version.name, (VersionName{2, 1}));
+  slabs.detach();
+}
+
+// A step is staged in the slabs 2 and 0. Slab 3 has no pages yet, and a copy of the next step waits for a slab. It comes
+// by itself, so the staged step, which is nowhere else, must not go for it.
+TEST(KeptSlabs, AStagedStepIsNotDroppedForASlabThatIsStillBeingTouched) {
+  const SharedRegion shared;
+  const auto region = std::make_shared<Region>(shared.trainer);
+  Region staged = shared.trainer;
+  const auto entry = staged.begin({1, 1});
+  ASSERT_TRUE(entry.has_value());
+  ASSERT_TRUE(staged.publish(*entry, stage(staged, {1, 1}), "me"));
+
+  KeptSlabs slabs(region, 1, Log([](LogLevel, std::string_view) {}));
+  std::promise<void> go;
+  const std::shared_future<void> gone = go.get_future().share();
+  const auto pool = Pool::create(
+      kSmallShape.slab_bytes, kSmallShape.slab_count,
+      [&](int index, std::span<std::byte>) {
+        if (index == 3) gone.wait();
+      },
+      -1, {},
+      PoolMemory{.bytes = region->slabs(),
+                 .owner = region,
+                 .reserved = slabs.reserved(),
+                 .on_starved = [&] { slabs.make_room(); }});
+  slabs.attach(*pool);
+  std::vector<Lease> leases;
+  leases.push_back(pool->acquire(std::chrono::hours(1), {}).value());  // slab 1
+  slabs.make_room();                                                   // as a copy that finds no free slab does
+  EXPECT_EQ(region->kept().size(), 1u);
+
+  go.set_value();
+  leases.push_back(pool->acquire(std::chrono::hours(1), {}).value());  // slab 3
+  EXPECT_EQ(region->kept().size(), 1u);
+  leases.push_back(pool->acquire(std::chrono::hours(1), {}).value());  // there is no other way now
+  EXPECT_TRUE(region->kept().empty());
+  leases.clear();
   slabs.detach();
 }
 
