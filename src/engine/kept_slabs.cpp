@@ -123,7 +123,6 @@ void KeptSlabs::detach() {
 
 std::shared_ptr<KeptVersion> KeptSlabs::begin(const VersionName& name, const SnapshotLayout& layout,
                                               std::shared_ptr<Snapshot::Impl> snapshot) {
-  Leases freed;
   const std::lock_guard lock(mutex_);
   std::uint64_t needed = 0;
   for (const FileLayout& part : layout.parts) needed += part.chunk_count(region_->shape().slab_bytes);
@@ -135,16 +134,8 @@ std::shared_ptr<KeptVersion> KeptSlabs::begin(const VersionName& name, const Sna
           name.step, format_bytes(layout.size_bytes));
     return nullptr;
   }
-  std::optional<std::uint32_t> entry = region_->begin(name);
-  if (!entry) {  // several versions in flight, and two kept: the oldest kept one goes
-    drop_oldest(freed);
-    entry = region_->begin(name);
-  }
-  for (Lease& lease : freed) lease.release();
-  if (!entry) return nullptr;
   std::shared_ptr<KeptVersion> version(new KeptVersion(*this));
   version->name_ = name;
-  version->entry_ = *entry;
   version->snapshot_ = std::move(snapshot);
   version->digests_.resize(layout.parts.size());
   for (const FileLayout& part : layout.parts) {
@@ -181,7 +172,7 @@ void KeptSlabs::mark_committed(const VersionName& name) {
   const std::lock_guard lock(mutex_);
   for (const auto& version : kept_)
     if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
-      region_->mark_committed(version->entry_);
+      region_->mark_committed(*version->entry_);
 }
 
 void KeptSlabs::drop(const std::function<bool(const VersionName&)>& which) {
@@ -197,12 +188,12 @@ void KeptSlabs::set_next_owner(const VersionName& name, const std::string& membe
   const std::lock_guard lock(mutex_);
   for (const auto& version : kept_)
     if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
-      region_->set_next_owner(version->entry_, member, next);
+      region_->set_next_owner(*version->entry_, member, next);
 }
 
 void KeptSlabs::drop_version(KeptVersion& version, Leases& freed) {
   // The table first: from the next line on its slabs may be filled with something else.
-  region_->drop(version.entry_);
+  if (version.entry_) region_->drop(*version.entry_);
   version.state_ = KeptVersion::State::kDropped;
   std::ranges::move(version.leases_, std::back_inserter(freed));
   version.leases_.clear();
@@ -269,7 +260,10 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
 Status KeptSlabs::keep(KeptVersion& version, Leases& freed) {
   SW_ASSIGN(const StagedVersion text, describe(version));
   const std::lock_guard lock(mutex_);
-  SW_TRY(region_->publish(version.entry_, text, version.plan_->member));
+  // Only now: more versions may be in flight than the table has entries, and none of those is worth a staged one.
+  version.entry_ = region_->begin(version.name_);
+  if (!version.entry_) return fail(ErrorKind::kInternal, "the table of the keeper's memory is full");
+  SW_TRY(region_->publish(*version.entry_, text, version.plan_->member));
   version.state_ = KeptVersion::State::kStaged;
   while (staged_count() > versions_) drop_oldest(freed);
   return {};
