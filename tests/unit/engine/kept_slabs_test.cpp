@@ -77,7 +77,7 @@ TEST(KeptSlabs, AStagedStepIsNotDroppedForASlabThatIsStillBeingTouched) {
       PoolMemory{.bytes = region->slabs(),
                  .owner = region,
                  .reserved = slabs.reserved(),
-                 .on_starved = [&] { slabs.make_room(); }});
+                 .on_starved = [&] { slabs.make_room(); }}).value();
   slabs.attach(*pool);
   std::vector<Lease> leases;
   leases.push_back(pool->acquire(std::chrono::hours(1), {}).value());  // slab 1
