@@ -228,11 +228,17 @@ void KeptSlabs::run(const std::stop_token& stop) {
 }
 
 void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
-  // Nothing of it changes any more, but for its leases and its state.
+  // Nothing of it changes any more, but for its leases and its state. (A write of it may still fail. Its bytes are in
+  // the slabs all the same.)
   const std::shared_ptr<Snapshot::Impl> snapshot = version->snapshot_;
-  std::optional<Error> why = version->failed_ ? snapshot->error() : snapshot->wait_sealed();
+  bool failed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    failed = version->failed_;
+  }
+  std::optional<Error> why = failed ? snapshot->error() : snapshot->wait_sealed();
   Leases freed;
-  bool kept = !why && !version->failed_;
+  bool kept = !why && !failed;
   if (kept) {
     try {
       if (const Status published = keep(*version, freed); !published) why = published.error();
@@ -252,8 +258,9 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
     waiting = pool_ != nullptr && pool_->waiting_count() > 0;
   }
   if (why && !snapshot->error()) log_.warn("step {} is not kept in memory: {}", version->name_.step, why->to_string());
-  // No effect on one that failed. One that is not kept is staged all the same, as it is without a memory tier.
-  snapshot->reach(Level::kStaged);
+  // One that is not kept is staged all the same, as it is without a memory tier. One that failed is not: whoever called
+  // fail() may not have told the snapshot yet, and a fence must not open while its tensors are still being copied.
+  if (!failed) snapshot->reach(Level::kStaged);
   if (waiting) make_room();
 }
 
