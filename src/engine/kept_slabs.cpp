@@ -78,6 +78,7 @@ KeptSlabs::KeptSlabs(std::shared_ptr<Region> region, std::uint32_t versions, Log
     version->state_ = KeptVersion::State::kStaged;
     version->name_ = kept.version.name;
     version->entry_ = kept.entry;
+    version->committed_ = kept.state == KeptState::kCommitted;
     version->files_ = std::move(kept.version.files);
     kept_.push_back(std::move(version));
   }
@@ -113,11 +114,8 @@ void KeptSlabs::detach() {
     thread_.request_stop();
     thread_.join();
   }
-  Leases freed;
   const std::lock_guard lock(mutex_);
-  for (const auto& version : kept_) std::ranges::move(version->leases_, std::back_inserter(freed));
   for (const auto& version : kept_) version->leases_.clear();
-  for (Lease& lease : freed) lease.release();
   pool_ = nullptr;
 }
 
@@ -158,30 +156,35 @@ void KeptSlabs::end_unkept_write() {
 }
 
 void KeptSlabs::make_room() {
-  Leases freed;
   const std::lock_guard lock(mutex_);
   // A slab that is being written comes back by itself, and one whose pages are not there yet comes soon. Neither costs
   // a version. Dropping one for them could lose the only step that was reported as staged.
   if (coming_back_ > 0 || pool_ == nullptr || pool_->free_count() > 0) return;
   if (pool_->touched_count() < pool_->slab_count()) return;
-  drop_oldest(freed);
-  for (Lease& lease : freed) lease.release();
+  // Nor does a later step that could as well wait until the one before it is staged.
+  if (has_only_copy() && front_has_its_slabs()) return;
+  drop_oldest();
 }
 
 void KeptSlabs::mark_committed(const VersionName& name) {
-  const std::lock_guard lock(mutex_);
-  for (const auto& version : kept_)
-    if (version->name_ == name && version->state_ == KeptVersion::State::kStaged)
+  bool waiting = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& version : kept_) {
+      if (version->name_ != name || version->state_ != KeptVersion::State::kStaged) continue;
+      version->committed_ = true;
       region_->mark_committed(*version->entry_);
+    }
+    waiting = somebody_waits();
+  }
+  if (waiting) make_room();  // it is not the only copy any more
 }
 
 void KeptSlabs::drop(const std::function<bool(const VersionName&)>& which) {
-  Leases freed;
   const std::lock_guard lock(mutex_);
   const auto all = kept_;
   for (const auto& version : all)
-    if (version->state_ == KeptVersion::State::kStaged && which(version->name_)) drop_version(*version, freed);
-  for (Lease& lease : freed) lease.release();
+    if (version->state_ == KeptVersion::State::kStaged && which(version->name_)) drop_version(*version);
 }
 
 void KeptSlabs::set_next_owner(const VersionName& name, const std::string& member, const std::string& next) {
@@ -191,22 +194,47 @@ void KeptSlabs::set_next_owner(const VersionName& name, const std::string& membe
       region_->set_next_owner(*version->entry_, member, next);
 }
 
-void KeptSlabs::drop_version(KeptVersion& version, Leases& freed) {
+// Allocates nothing: versions are dropped when memory is short, too.
+void KeptSlabs::drop_version(KeptVersion& version) {
   // The table first: from the next line on its slabs may be filled with something else.
   if (version.entry_) region_->drop(*version.entry_);
   version.state_ = KeptVersion::State::kDropped;
-  std::ranges::move(version.leases_, std::back_inserter(freed));
-  version.leases_.clear();
   coming_back_ += version.out_;
+  version.leases_.clear();
   std::erase_if(kept_, [&](const auto& each) { return each.get() == &version; });
 }
 
-void KeptSlabs::drop_oldest(Leases& freed) {
+void KeptSlabs::drop_oldest() {
   const auto oldest =
       std::ranges::find(kept_, KeptVersion::State::kStaged, [](const auto& each) { return each->state_; });
   if (oldest == kept_.end()) return;
   const std::shared_ptr<KeptVersion> version = *oldest;
-  drop_version(*version, freed);
+  drop_version(*version);
+}
+
+// Of the newest step that was reported as staged: only one is kept, and it is not on disk.
+bool KeptSlabs::has_only_copy() const {
+  return staged_count() == 1 && std::ranges::any_of(kept_, [](const auto& version) {
+           return version->state_ == KeptVersion::State::kStaged && !version->committed_;
+         });
+}
+
+// Whether the next version to be staged has got all its slabs. Then it waits for the disk alone, and whoever needs a
+// slab now is of a later step, and can wait for it. The pool grants slabs in the order of the steps. So the front has
+// its slabs if no slab is free and it needs no more than the kept versions leave.
+bool KeptSlabs::front_has_its_slabs() const {
+  const auto slabs_of = [](const KeptVersion& version) {
+    std::uint64_t slabs = 0;
+    for (const StagedFile& file : version.files_) slabs += file.slabs.size();
+    return slabs;
+  };
+  std::uint64_t left = region_->shape().slab_count;
+  for (const auto& version : kept_)
+    if (version->state_ == KeptVersion::State::kStaged) left -= std::min(left, slabs_of(*version));
+  const auto front = std::ranges::find_if(kept_, [](const auto& version) {
+    return version->state_ == KeptVersion::State::kFilling && !version->failed_;
+  });
+  return front != kept_.end() && slabs_of(**front) <= left;
 }
 
 std::size_t KeptSlabs::staged_count() const {
@@ -237,11 +265,10 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
     failed = version->failed_;
   }
   std::optional<Error> why = failed ? snapshot->error() : snapshot->wait_sealed();
-  Leases freed;
   bool kept = !why && !failed;
   if (kept) {
     try {
-      if (const Status published = keep(*version, freed); !published) why = published.error();
+      if (const Status published = keep(*version); !published) why = published.error();
     } catch (const std::exception& trouble) {  // the texts of a large state take hundreds of megabytes
       why = Error{.kind = ErrorKind::kOutOfMemory, .message = trouble.what()};
     }
@@ -250,12 +277,11 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
   bool waiting = false;
   {
     const std::lock_guard lock(mutex_);
-    if (!kept && version->state_ != KeptVersion::State::kDropped) drop_version(*version, freed);
+    if (!kept && version->state_ != KeptVersion::State::kDropped) drop_version(*version);
     version->snapshot_.reset();
     version->plan_.reset();
     version->digests_.clear();
-    for (Lease& lease : freed) lease.release();
-    waiting = pool_ != nullptr && pool_->waiting_count() > 0;
+    waiting = somebody_waits();
   }
   if (why && !snapshot->error()) log_.warn("step {} is not kept in memory: {}", version->name_.step, why->to_string());
   // One that is not kept is staged all the same, as it is without a memory tier. One that failed is not: whoever called
@@ -264,7 +290,7 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
   if (waiting) make_room();
 }
 
-Status KeptSlabs::keep(KeptVersion& version, Leases& freed) {
+Status KeptSlabs::keep(KeptVersion& version) {
   SW_ASSIGN(const StagedVersion text, describe(version));
   const std::lock_guard lock(mutex_);
   // Only now: more versions may be in flight than the table has entries, and none of those is worth a staged one.
@@ -272,7 +298,7 @@ Status KeptSlabs::keep(KeptVersion& version, Leases& freed) {
   if (!version.entry_) return fail(ErrorKind::kInternal, "the table of the keeper's memory is full");
   SW_TRY(region_->publish(*version.entry_, text, version.plan_->member));
   version.state_ = KeptVersion::State::kStaged;
-  while (staged_count() > versions_) drop_oldest(freed);
+  while (staged_count() > versions_) drop_oldest();
   return {};
 }
 

@@ -68,6 +68,7 @@ class KeptVersion {
   std::optional<KeptPlan> plan_;
   bool all_full_ = false;
   bool failed_ = false;
+  bool committed_ = false;
   std::uint64_t out_ = 0;      // slabs that the writer still has
   std::vector<Lease> leases_;  // the writer is done with these
   [[nodiscard]] bool settled() const;
@@ -104,16 +105,18 @@ class KeptSlabs {
  private:
   friend class KeptVersion;
   using Lock = std::unique_lock<std::mutex>;
-  using Leases = std::vector<Lease>;
 
   void run(const std::stop_token& stop);
   void publish(const std::shared_ptr<KeptVersion>& version);
-  [[nodiscard]] Status keep(KeptVersion& version, Leases& freed);
+  [[nodiscard]] Status keep(KeptVersion& version);
   [[nodiscard]] Result<StagedVersion> describe(const KeptVersion& version) const;
-  // These need mutex_. The leases must be released without it.
-  void drop_version(KeptVersion& version, Leases& freed);
-  void drop_oldest(Leases& freed);
+  // These need mutex_.
+  void drop_version(KeptVersion& version);
+  void drop_oldest();
+  [[nodiscard]] bool has_only_copy() const;
+  [[nodiscard]] bool front_has_its_slabs() const;
   [[nodiscard]] std::size_t staged_count() const;
+  [[nodiscard]] bool somebody_waits() const { return pool_ != nullptr && pool_->waiting_count() > 0; }
 
   const std::shared_ptr<Region> region_;
   const std::uint32_t versions_;  // how many staged ones are kept

@@ -7,6 +7,8 @@
 #include <memory>
 #include <new>
 #include <span>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -93,8 +95,107 @@ TEST(KeptSlabs, AStagedStepIsNotDroppedForManyThatAreInFlight) {
   EXPECT_EQ(region->kept()[0].version.name.step, 1u);
 }
 
-// A step is staged in the slabs 2 and 0. Slab 3 has no pages yet, and a copy of the next step waits for a slab. It comes
-// by itself, so the staged step, which is nowhere else, must not go for it.
+SnapshotLayout layout_of(std::uint64_t slabs) {
+  SnapshotLayout layout;
+  layout.parts.emplace_back("rank-00000.safetensors", std::string(slabs * kSmallShape.slab_bytes, ' '),
+                            std::vector<Extent>());
+  layout.size_bytes = layout.parts[0].size_bytes();
+  return layout;
+}
+
+// Step 1 is staged in the slabs 2 and 0, and not on disk. All pages of the pool are there.
+class KeptSlabsTest : public ::testing::Test {
+ protected:
+  KeptSlabsTest() {
+    Region staged = shared_.trainer;
+    EXPECT_TRUE(staged.publish(staged.begin({1, 1}).value(), stage(staged, {1, 1}), "me"));
+    slabs_ = std::make_unique<KeptSlabs>(region_, 1, Log([](LogLevel, std::string_view) {}));
+    pool_ = Pool::create(kSmallShape.slab_bytes, kSmallShape.slab_count, {}, -1, {},
+                         PoolMemory{.bytes = region_->slabs(),
+                                    .owner = region_,
+                                    .reserved = slabs_->reserved(),
+                                    .on_starved = [this] { slabs_->make_room(); }})
+                .value();
+    slabs_->attach(*pool_);
+    pool_->wait_touched();
+  }
+  ~KeptSlabsTest() override { slabs_->detach(); }
+
+  struct Begun {
+    std::shared_ptr<Snapshot::Impl> snapshot;
+    std::shared_ptr<KeptVersion> version;
+  };
+  [[nodiscard]] Begun begin(std::uint64_t step, std::uint64_t slabs) {
+    const auto snapshot = make_snapshot(step);
+    return {snapshot, slabs_->begin({step, 1}, layout_of(slabs), snapshot)};
+  }
+  // Its copies fill them, and they wait for the disk.
+  [[nodiscard]] std::vector<Lease> fill(const Begun& begun, std::uint64_t slabs) {
+    std::vector<Lease> leases;
+    for (std::uint64_t chunk = 0; chunk < slabs; ++chunk) {
+      leases.push_back(pool_->acquire(std::chrono::minutes(1), {}).value());
+      begun.version->add_slab(0, chunk, leases.back().index());
+    }
+    return leases;
+  }
+  // The disk goes on: its last block was checksummed.
+  static void finish(const Begun& begun) {
+    Record record;
+    record.identity = {.step = begun.snapshot->step(), .attempt = 1, .rank = 0, .world = 1};
+    record.files = {FileRecord{.name = "rank-00000.safetensors"}};
+    begun.version->set_digests(0, {});
+    begun.version->set_plan({.member = "me", .record = record, .index = {}, .manifest = {}});
+    begun.version->set_staged();
+    EXPECT_TRUE(begun.snapshot->wait(Level::kStaged, std::chrono::minutes(1)));
+  }
+  [[nodiscard]] std::vector<std::uint64_t> kept_steps() const {
+    std::vector<std::uint64_t> steps;
+    for (const Region::Kept& kept : region_->kept()) steps.push_back(kept.version.name.step);
+    return steps;
+  }
+  using Steps = std::vector<std::uint64_t>;
+
+  const SharedRegion shared_;
+  const std::shared_ptr<Region> region_ = std::make_shared<Region>(shared_.trainer);
+  std::unique_ptr<KeptSlabs> slabs_;
+  std::unique_ptr<Pool> pool_;
+};
+
+TEST_F(KeptSlabsTest, AStagedStepIsNotDroppedForAStepThatCanWaitForTheOneBefore) {
+  const Begun second = begin(2, 2);
+  std::vector<Lease> leases = fill(second, 2);
+  const Begun third = begin(3, 2);
+  slabs_->make_room();  // as a copy of step 3 does
+  EXPECT_EQ(kept_steps(), Steps{1}) << "step 2 waits for the disk, and may do so for ever";
+  auto waiting = std::async(std::launch::async, [&] { return fill(third, 1); });
+  finish(second);
+  EXPECT_EQ(waiting.get().size(), 1u);
+  EXPECT_EQ(kept_steps(), Steps{2});
+  third.version->fail();
+}
+
+TEST_F(KeptSlabsTest, AStepThatIsOnDiskMakesRoomAtOnce) {
+  const Begun second = begin(2, 2);
+  const std::vector<Lease> leases = fill(second, 2);
+  const Begun third = begin(3, 2);
+  auto waiting = std::async(std::launch::async, [&] { return fill(third, 2); });
+  while (pool_->waiting_count() == 0) std::this_thread::yield();
+  slabs_->mark_committed({1, 1});
+  EXPECT_EQ(waiting.get().size(), 2u);
+  EXPECT_EQ(kept_steps(), Steps());
+  second.version->fail();
+  third.version->fail();
+}
+
+TEST_F(KeptSlabsTest, AStagedStepMakesRoomIfThereIsNoneForTheNextOtherwise) {
+  const Begun second = begin(2, 3);
+  const std::vector<Lease> leases = fill(second, 3);
+  EXPECT_EQ(kept_steps(), Steps());
+  second.version->fail();
+}
+
+// A step is staged in the slabs 2 and 0. Slab 3 has no pages yet, and a copy of the next step waits for a slab. It
+// comes by itself, so the staged step, which is nowhere else, must not go for it.
 TEST(KeptSlabs, AStagedStepIsNotDroppedForASlabThatIsStillBeingTouched) {
   const SharedRegion shared;
   const auto region = std::make_shared<Region>(shared.trainer);
