@@ -295,10 +295,17 @@ Status KeptSlabs::keep(KeptVersion& version) {
   const std::lock_guard lock(mutex_);
   // Only now: more versions may be in flight than the table has entries, and none of those is worth a staged one.
   version.entry_ = region_->begin(version.name_);
+  if (!version.entry_) {  // what an earlier run kept
+    drop_oldest();
+    version.entry_ = region_->begin(version.name_);
+  }
   if (!version.entry_) return fail(ErrorKind::kInternal, "the table of the keeper's memory is full");
   SW_TRY(region_->publish(*version.entry_, text, version.plan_->member));
   version.state_ = KeptVersion::State::kStaged;
-  while (staged_count() > versions_) drop_oldest();
+  // A restart of several ranks needs a step that all of them have, and they stage it at different times. So the step
+  // before stays here until a copy needs its slabs.
+  const std::size_t spare = region_->shape().world > 1 ? 1 : 0;
+  while (staged_count() > versions_ + spare) drop_oldest();
   return {};
 }
 

@@ -103,6 +103,30 @@ SnapshotLayout layout_of(std::uint64_t slabs) {
   return layout;
 }
 
+// A rank may be killed when it has staged step 2, and another one when it has not.
+TEST(KeptSlabs, RanksThatStageAStepAtDifferentTimesHaveOneInCommon) {
+  const SharedRegion shared(kTwoRanks);
+  const auto region = std::make_shared<Region>(shared.trainer);
+  KeptSlabs slabs(region, 1, Log([](LogLevel, std::string_view) {}));
+  const auto pool = Pool::create(kTwoRanks.slab_bytes, kTwoRanks.slab_count).value();
+  slabs.attach(*pool);
+  const auto stage_step = [&](std::uint64_t step) {
+    const auto snapshot = make_snapshot(step);
+    const auto version = slabs.begin({step, 1}, SnapshotLayout(), snapshot);
+    set_plan(*version, step);
+    version->set_staged();
+    EXPECT_TRUE(snapshot->wait(Level::kStaged, {}));
+  };
+  stage_step(1);
+  stage_step(2);
+  ASSERT_EQ(region->kept().size(), 2u);
+  EXPECT_EQ(region->kept()[0].version.name.step, 1u);
+  stage_step(3);
+  ASSERT_EQ(region->kept().size(), 2u) << "no more than that";
+  EXPECT_EQ(region->kept()[0].version.name.step, 2u);
+  slabs.detach();
+}
+
 // Step 1 is staged in the slabs 2 and 0, and not on disk. All pages of the pool are there.
 class KeptSlabsTest : public ::testing::Test {
  protected:
