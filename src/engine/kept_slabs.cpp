@@ -106,7 +106,12 @@ void KeptSlabs::attach(Pool& pool) {
         for (const std::uint32_t slab : file.slabs)
           version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
   }
-  thread_ = start_thread("sw-memory", [this](const std::stop_token& stop) { run(stop); });
+  try {
+    thread_ = start_thread("sw-memory", [this](const std::stop_token& stop) { run(stop); });
+  } catch (...) {
+    detach();  // the pool ends now, and the next one is given the same slabs
+    throw;
+  }
 }
 
 void KeptSlabs::detach() {

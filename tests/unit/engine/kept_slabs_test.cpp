@@ -8,6 +8,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/snapshot_impl.hpp"
+#include "support/no_threads.hpp"
 #include "unit/keeper/staged.hpp"
 
 namespace slackwater::test {
@@ -216,6 +218,20 @@ TEST_F(KeptSlabsTest, AStagedStepMakesRoomIfThereIsNoneForTheNextOtherwise) {
   const std::vector<Lease> leases = fill(second, 3);
   EXPECT_EQ(kept_steps(), Steps());
   second.version->fail();
+}
+
+TEST_F(KeptSlabsTest, WithoutAThreadNoSlabStaysWithAPoolThatEnds) {
+  slabs_->detach();
+  pool_ = Pool::create(kSmallShape.slab_bytes, kSmallShape.slab_count, {}, -1, {},
+                       PoolMemory{.bytes = region_->slabs(), .owner = region_, .reserved = slabs_->reserved()})
+              .value();
+  pool_->wait_touched();
+  {
+    const NoThreads no_threads;
+    EXPECT_THROW(slabs_->attach(*pool_), std::system_error);
+  }
+  EXPECT_EQ(pool_->free_count(), 4u);
+  EXPECT_EQ(kept_steps(), Steps{1});
 }
 
 // A step is staged in the slabs 2 and 0. Slab 3 has no pages yet, and a copy of the next step waits for a slab. It
