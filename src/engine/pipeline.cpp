@@ -148,7 +148,8 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
   job->under_way = static_cast<std::uint32_t>(parts.size()) + 2;
   job->written.resize(parts.size());
   job->stage_job = stage_job;
-  if (kept_) job->kept = kept_->begin(job->name, *job->layout, job->snapshot);
+  // A part belongs to another directory, whose keeper this is not.
+  if (kept_ && !job->state.part) job->kept = kept_->begin(job->name, *job->layout, job->snapshot);
 
   for (std::uint32_t part = 0; part < parts.size(); ++part) {
     // A file that fails cancels the copies, and they abandon the other files. So the whole snapshot fails once.

@@ -84,12 +84,12 @@ Status Planner::plan(const std::shared_ptr<SaveJob>& job, const std::stop_token&
     job->launched = pipeline.get();
   }
   // The index follows from the layout alone, so it is made while the bytes move.
-  if (const Status indexed = make_index(*job); !indexed) {
+  Status indexed = make_index(*job);
+  if (indexed && job->kept) indexed = plan_kept(job);
+  if (!indexed) {
     job->snapshot->fail(indexed.error());  // copies are under way: they must end first
     if (job->kept) job->kept->fail();
     Pipeline::give_up(*job, indexed.error());
-  } else if (job->kept) {
-    job->kept->set_plan(kept_plan(job));
   }
   job->finish_operation(on_drained);  // the planner's own operation, see Pipeline::launch()
   return {};
@@ -245,6 +245,17 @@ Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, co
     shared_.leads_node = true;
   }
   return attempt;
+}
+
+// An exception must not leave plan() any more: the copies are under way, and use the job.
+Status Planner::plan_kept(const std::shared_ptr<SaveJob>& job) const {
+  try {
+    job->kept->set_plan(kept_plan(job));
+    return {};
+  } catch (const std::exception& trouble) {
+    return fail(ErrorKind::kOutOfMemory,
+                fmt::format("step {} could not be described for the keeper: {}", job->name.step, trouble.what()));
+  }
 }
 
 // All that sw-memory must know to publish this version.

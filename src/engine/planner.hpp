@@ -37,6 +37,7 @@ class Planner {
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);
   [[nodiscard]] Result<Attempt> accept(VersionStore& versions, std::uint32_t number, const std::string& text);
+  [[nodiscard]] Status plan_kept(const std::shared_ptr<SaveJob>& job) const;
   [[nodiscard]] KeptPlan kept_plan(const std::shared_ptr<SaveJob>& job) const;
 
   EngineShared& shared_;

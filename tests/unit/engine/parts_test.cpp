@@ -4,6 +4,7 @@
 
 #include "slackwater/part.hpp"
 #include "unit/engine/engine_fixture.hpp"
+#include "unit/engine/keeper_thread.hpp"
 
 namespace slackwater::test {
 namespace {
@@ -163,6 +164,18 @@ TEST_F(PartsTest, AnEngineWithoutADirectorySavesPartsOnly) {
   EXPECT_FALSE(ours.pin(1));
   EXPECT_TRUE(ours.versions().empty());
   EXPECT_FALSE(find_place(root(), 0));
+}
+
+TEST_F(PartsTest, AnEngineWithAMemoryTierSavesPartsToo) {
+  const KeeperThread keeper(root() + "-own");
+  Engine ours = open(keeper.use(options()));
+  const Bytes bytes = filled(1000, 1);
+  PartCommitter leader = coordinator();
+  ASSERT_TRUE(leader.begin(1, 1));
+  std::string part;
+  EXPECT_NO_THROW(part = write(ours, 0, bytes));
+  EXPECT_FALSE(part.empty());
+  EXPECT_TRUE(ours.close());
 }
 
 TEST_F(PartsTest, APartThatIsGivenUpLeavesNoFiles) {
