@@ -120,6 +120,9 @@ void Committer::finish(SaveJob& job, const std::stop_token& stop) {
 Status Committer::commit(SaveJob& job, const std::stop_token& stop) {
   // Bytes and record are durable before anybody decides: a decision must never refer to bytes that a crash can lose.
   SW_ASSIGN(const RecordReference vote, write_record(job));
+  // With a memory tier, a step that is staged survives the trainer. One that is durable and not decided does not, so it
+  // must not pass for staged before sw-memory has published it. Nor may it be committed, and deleted, before that.
+  if (job.kept) SW_TRY(job.snapshot->wait(Level::kStaged, {}));
   job.snapshot->reach(Level::kDurable);
   // The pin comes before the decision, so that no crash can leave the step committed and not pinned.
   pin_ahead(job);

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
@@ -14,6 +15,8 @@
 #include "keeper/keeper_server.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/temp_dir.hpp"
+#include "unit/engine/engine_fixture.hpp"
+#include "unit/engine/keeper_thread.hpp"
 #include "unit/keeper/staged.hpp"
 #include "version/catalog.hpp"
 #include "version/version_store.hpp"
@@ -207,6 +210,28 @@ TEST_F(MemoryTierOfHungKeeperTest, AStepIsLeftToTheKeeperWhoseWriteOfItHangs) {
   wait_for_flush(settings_, std::chrono::minutes(2));
   EXPECT_TRUE(read_manifest(*real_, root_, name()).has_value());
   EXPECT_EQ(real_->list_files(version_path(root_, name()))->size(), 4u);
+}
+
+class EngineWithMemoryTest : public EngineTest {};
+
+// Its bytes and its record are on disk. But nobody has decided, so a restart would not find it there.
+TEST_F(EngineWithMemoryTest, AStepIsStagedOnceItIsInMemoryHoweverFarTheDiskIs) {
+  const KeeperThread keeper(options().path);
+  Engine engine = open(keeper.use(options()));
+  Model model;
+  model.add("w", 1000);
+  State state = model.state();
+  state.sealed_by_caller = true;
+  auto saved = engine.save(7, std::move(state));
+  ASSERT_TRUE(saved && *saved);
+  Snapshot& snapshot = **saved;
+  const std::string record = options().path + "/step-0000000007.a1/rank-00000.record";
+  while (!std::filesystem::exists(record)) std::this_thread::yield();
+  EXPECT_FALSE(snapshot.wait(Level::kStaged, std::chrono::milliseconds(100)));  // ended by its time-out
+  snapshot.seal();
+  EXPECT_TRUE(snapshot.wait(Level::kStaged, std::chrono::minutes(1)));
+  EXPECT_TRUE(snapshot.wait(Level::kCommitted, std::chrono::minutes(1)));
+  EXPECT_TRUE(engine.close());
 }
 
 TEST(MemoryTierPool, ARestartGetsAsMuchAsTheTrainerBeforeIt) {
