@@ -205,7 +205,7 @@ Status Engine::Impl::remove(std::uint64_t step) {
   if (const auto live = find_version(step); names.empty() && live) names.push_back(*live);
   if (names.empty()) add_all(VersionState::kUnreadable);
   if (names.empty()) return fail(find_version(step).error());
-  if (shared_.memory) shared_.memory->drop_step(step);
+  if (shared_.memory) shared_.memory->drop(names);
   for (const VersionName& name : names) {
     const auto entry = std::ranges::find(catalog.entries, name, &CatalogEntry::name);
     // One that somebody else has removed is not there, and the store says so.

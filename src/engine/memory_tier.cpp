@@ -300,9 +300,9 @@ void MemoryTier::mark_committed(const VersionName& name) {
   if (slabs_) slabs_->mark_committed(name);
 }
 
-void MemoryTier::drop_step(std::uint64_t step) {
+void MemoryTier::drop(const std::vector<VersionName>& names) {
   const std::lock_guard lock(mutex_);
-  if (slabs_) slabs_->drop([&](const VersionName& name) { return name.step == step; });
+  if (slabs_) slabs_->drop([&](const VersionName& name) { return std::ranges::find(names, name) != names.end(); });
 }
 
 void MemoryTier::keep_after_close() {

@@ -66,7 +66,7 @@ class MemoryTier {
   [[nodiscard]] std::shared_ptr<KeptSlabs> memory_for(std::uint32_t slab_count);
 
   void mark_committed(const VersionName& name);
-  void drop_step(std::uint64_t step);
+  void drop(const std::vector<VersionName>& names);  // they are being deleted
   void keep_after_close();  // close() is not the end of the training
   // The Error says that a restored step is only in memory, and why.
   [[nodiscard]] Status close(bool all_committed);

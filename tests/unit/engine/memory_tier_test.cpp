@@ -189,6 +189,16 @@ TEST_F(MemoryTierTest, ARestoredStepIsWrittenByOneFlushAfterTheOther) {
   EXPECT_TRUE(tier.close(true).has_value());
 }
 
+// A damaged version of step 7 was set aside, and the step was saved again.
+TEST_F(MemoryTierTest, ADeletedVersionGoesAndAnotherOneOfItsStepStays) {
+  MemoryTier tier = make(1);
+  tier.attach();
+  tier.drop({{name().step, name().attempt + 1}});
+  EXPECT_EQ(kept_count(), 1u);
+  tier.drop({name()});
+  EXPECT_EQ(kept_count(), 0u);
+}
+
 class MemoryTierOfHungKeeperTest : public MemoryTierTest {
  protected:
   MemoryTierOfHungKeeperTest() : MemoryTierTest(FsCall::kUnlink) {}
