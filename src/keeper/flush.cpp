@@ -38,7 +38,7 @@ Status remove_partial(FileSystem& fs, const std::string& directory, std::span<co
 // Slab by slab, each block checked against its digest before it is written: a checkpoint must never get valid digests
 // for bytes that were not captured.
 Status write_file(FileSystem& fs, const std::string& path, const Region& region, const StagedFile& file,
-                  const FileRecord& record, const PublishGate& gate) {
+                  const FileRecord& record, PublishGate& gate) {
   SW_ASSIGN(DurableFile durable, DurableFile::create(fs, path, file.size_bytes, false));
   for (std::size_t i = 0; i < file.slabs.size(); ++i) {
     if (!gate.open()) return taken_over(path);
@@ -51,13 +51,14 @@ Status write_file(FileSystem& fs, const std::string& path, const Region& region,
         return fail(ErrorKind::kCorrupt, "the copy in memory is damaged (checksum differs)", path);
     }
     SW_TRY(durable.file().write_at(bytes, offset));
+    gate.note_progress();
   }
   return durable.finish();
 }
 
 // The data files of one rank, each synced.
 Status write_files(FileSystem& fs, const std::string& directory, const RankPart& part, const Record& record,
-                   const PublishGate& gate) {
+                   PublishGate& gate) {
   const StagedVersion& version = part.version;
   if (record.files.size() != version.files.size() || record.identity.rank != version.rank)
     return fail(ErrorKind::kCorrupt, "the record in the keeper's memory is of another version", directory);
@@ -94,7 +95,7 @@ Status check_files(FileSystem& fs, const std::string& directory, std::span<const
 
 // Everything but the decision.
 Status write_parts(FileSystem& fs, VersionStore& store, const std::string& directory, std::span<const RankPart> parts,
-                   const PartsCommit& commit, const PublishGate& gate) {
+                   const PartsCommit& commit, PublishGate& gate) {
   SW_TRY(ensure_directory(fs, directory));
   SW_TRY(remove_partial(fs, directory, parts));
   const bool alone = parts.size() == 1;

@@ -162,15 +162,24 @@ Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& setting
   SW_ASSIGN(const ReceivedMessage reply, exchange(*socket, {.kind = MessageKind::kPeek}));
   if (reply.message.kind != MessageKind::kMemory) return Peeked();
   SW_ASSIGN(auto memory, map_reply(reply, SharedMemory::Access::kRead));
-  return Peeked({.memory = std::move(memory), .flushing = reply.message.flushing != 0});
+  return Peeked({.memory = std::move(memory),
+                 .flushing = reply.message.flushing != 0,
+                 .progress = reply.message.progress});
 }
 
 void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds timeout) {
   constexpr std::chrono::milliseconds kPause{10};
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (;;) {
+  auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (std::uint32_t seen = 0;;) {
     const auto peeked = peek_at_keeper(settings);
-    if (!peeked || !*peeked || !(*peeked)->flushing || std::chrono::steady_clock::now() >= deadline) return;
+    if (!peeked || !*peeked || !(*peeked)->flushing) return;
+    const auto now = std::chrono::steady_clock::now();
+    if ((*peeked)->progress > seen) {  // a flush that is tried again begins at 0: that is none
+      seen = (*peeked)->progress;
+      deadline = now + timeout;
+    } else if (now >= deadline) {
+      return;
+    }
     std::this_thread::sleep_for(kPause);
   }
 }

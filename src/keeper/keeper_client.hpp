@@ -59,11 +59,12 @@ class KeeperClient {
 struct PeekedMemory {
   std::shared_ptr<SharedMemory> memory;  // to be read
   bool flushing = false;                 // the keeper is writing a step of a dead trainer, or will
+  std::uint32_t progress = 0;            // of that: it grows with each slab
 };
 // What a keeper holds, without attaching to it: nothing changes for it. nullopt: there is none, or it holds nothing.
 [[nodiscard]] Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& settings);
-// Waits as long as the keeper of an earlier trainer writes a step, and no longer than `timeout`. Whoever attaches to
-// it or ends it would stop that.
+// Waits as long as the keeper of an earlier trainer writes a step, and no longer than `timeout` without any progress.
+// Whoever attaches to it or ends it would stop that.
 void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds timeout);
 // A run that cannot use the keeper of an earlier one takes over the directory. The keeper releases its memory and ends,
 // and publishes nothing more.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/error.hpp"
 #include "base/result.hpp"
@@ -24,11 +25,22 @@ namespace {
 
 constexpr unsigned kLockTries = 200;
 constexpr std::chrono::milliseconds kLockPause{25};
-constexpr std::chrono::milliseconds kFirstFlushPause{1'000};
 constexpr std::chrono::milliseconds kLastFlushPause{60'000};
 constexpr std::size_t kMaxPeers = 16;  // connected at once without being the trainer
 
 UniqueFd watch_process(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
+
+// Not what the memory or the directory says about the version, but trouble that may pass: a full disk, an I/O error, a
+// lock that somebody holds.
+bool may_pass(const Error& error) {
+  const ErrorKind kind = error.kind;
+  return kind != ErrorKind::kAborted && kind != ErrorKind::kCorrupt && kind != ErrorKind::kMismatch &&
+         kind != ErrorKind::kUnsupported;
+}
+
+std::string listed(const std::vector<std::uint64_t>& steps) {
+  return fmt::format("{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
+}
 
 bool ready(const pollfd& watched) { return watched.revents != 0; }
 
@@ -95,6 +107,7 @@ void KeeperServer::run() {
       std::uint64_t ended = 0;
       if (::read(flush_ended_.get(), &ended, sizeof ended) < 0) ended = 0;
       if (flush_ && flush_->ended) {
+        unsaved_ = std::move(flush_->left);
         if (flush_->again) try_again_later();
         flush_.reset();
       }
@@ -104,6 +117,7 @@ void KeeperServer::run() {
     if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
       log_.info("no trainer came for {}: the memory is released",
                 format_seconds(std::chrono::duration<double>(options_.keep_for).count()));
+      tell_lost();
       done_ = true;
     }
     if (told_to_end_ && !trainer_ && !flush_ && !flush_at_) done_ = true;
@@ -153,14 +167,16 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
       // The news of the trainer's death may be on its way. Whoever asks must not be told that nothing is being written.
       if (trainer_ && !is_trainer && trainer_gone(false)) trainer_ended();
       const std::uint32_t flushing = flush_ || flush_at_ ? 1 : 0;
+      const std::uint32_t progress = flush_ ? flush_->gate.progress() : 0;
       const auto reader = memory_ ? reopen_read_only(memory_) : fail(ErrorKind::kNotFound, "there is no memory");
-      if (reader) return send(peer, {.kind = MessageKind::kMemory, .flushing = flushing}, &*reader);
-      return send(peer, {.kind = MessageKind::kNoMemory});
+      if (!reader) return send(peer, {.kind = MessageKind::kNoMemory});
+      return send(peer, {.kind = MessageKind::kMemory, .flushing = flushing, .progress = progress}, &*reader);
     }
     case MessageKind::kRelease:
       if (trainer_ && !is_trainer && !trainer_gone(false)) break;
       log_.info("process {} asks to release the memory: the keeper ends", peer.process);
       hand_over();
+      tell_lost();
       memory_ = UniqueFd();
       done_ = true;
       listener_ = UniqueFd();  // before the reply: whoever has it may start another keeper at once
@@ -190,6 +206,7 @@ void KeeperServer::attach(Peer& peer) {
   (void)peer.socket.close();  // what is left of it is removed by run()
   trainer_ = std::move(moved);
   release_at_.reset();
+  unsaved_.clear();  // that is the trainer's business now
   log_.info("process {} is attached", trainer_->process);
   const std::uint32_t hangs = earlier_flush_hangs() ? 1 : 0;
   if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory, .flushing = hangs}, &memory_);
@@ -222,7 +239,7 @@ void KeeperServer::trainer_ended() {
   trainer_.reset();
   release_at_ = clock_.now() + options_.keep_for;
   lock_tries_ = 0;
-  flush_pause_ = kFirstFlushPause;
+  flush_pause_ = options_.flush_pause;
   begin_flush();
 }
 
@@ -250,22 +267,27 @@ void KeeperServer::try_again_later() {
 bool KeeperServer::start_flush() {
   if (earlier_flush_hangs()) return false;  // it may still remove what this one writes
   auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
-  auto opened = memory ? Region::open(std::move(*memory)) : fail(memory.error());
+  if (!memory) {
+    log_.error("the memory cannot be read now: {}", memory.error().to_string());
+    try_again_later();
+    return true;
+  }
+  auto opened = Region::open(std::move(*memory));
   if (!opened) {
     log_.error("the memory cannot be read: {}", opened.error().to_string());
     return true;
   }
   const auto region = std::make_shared<const Region>(std::move(*opened));
-  std::vector<Region::Kept> waiting = region->kept();
-  std::erase_if(waiting,
-                [](const Region::Kept& kept) { return kept.state != KeptState::kStaged || kept.version.world != 1; });
+  std::vector<Region::Kept> waiting = steps_to_flush(*region);
   if (waiting.empty()) return true;
   // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
-  // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.
+  // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other. That takes long
+  // if it hangs in the file system.
   auto lock = fs_.try_lock(lock_path(options_.directory));
   if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) return false;
   if (!lock) {
-    log_.warn("could not write unsaved steps to disk: {}", lock.error().to_string());
+    log_.error("{} cannot be written to disk now: {}", listed(unsaved_), lock.error().to_string());
+    try_again_later();
     return true;
   }
   flush_ = std::make_shared<Flush>();
@@ -286,18 +308,43 @@ bool KeeperServer::start_flush() {
   return true;
 }
 
+// What the last trainer staged and did not commit, and one keeper can commit. The log says what is held otherwise.
+std::vector<Region::Kept> KeeperServer::steps_to_flush(const Region& region) {
+  std::vector<Region::Kept> staged = region.kept();
+  std::erase_if(staged, [](const Region::Kept& kept) { return kept.state != KeptState::kStaged; });
+  unsaved_.clear();
+  for (const Region::Kept& kept : staged) unsaved_.push_back(kept.version.name.step);
+  if (staged.empty()) {
+    log_.info("the memory holds nothing unsaved");
+  } else if (region.shape().world > 1) {
+    log_.info("{} held for the restart, because one keeper cannot commit a step of several ranks", listed(unsaved_));
+    staged.clear();
+  }
+  return staged;
+}
+
+// Before the memory goes.
+void KeeperServer::tell_lost() {
+  if (unsaved_.empty()) return;
+  log_.error("{} was only in this memory, as far as the keeper knows, and is lost", listed(unsaved_));
+  unsaved_.clear();
+}
+
 void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& region,
                          const std::vector<Region::Kept>& waiting) {
   for (const Region::Kept& kept : waiting) {
     const std::uint64_t step = kept.version.name.step;
+    flush.left.push_back(step);
     try {
       const RankPart part{.region = region, .entry = kept.entry, .version = kept.version};
       const auto flushed =
           flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush.gate, log_);
       if (flushed) {
+        flush.left.pop_back();
         log_.info("step {} is committed", step);
       } else {
         log_.error("step {} could not be written: {}", step, flushed.error().to_string());
+        if (may_pass(flushed.error())) flush.again = true;
       }
     } catch (const std::exception& trouble) {
       log_.error("step {} cannot be written now: {}", step, trouble.what());

@@ -37,6 +37,8 @@ struct KeeperOptions {
   std::chrono::milliseconds keep_for{600'000};
   // How long whoever takes over waits for an operation of the flush on names (PublishGate::wait_idle).
   std::chrono::milliseconds idle_within{1'000};
+  // Until a flush that failed is tried again. Doubles with each failure, up to a minute.
+  std::chrono::milliseconds flush_pause{1'000};
 };
 
 class KeeperServer {
@@ -58,7 +60,8 @@ class KeeperServer {
     PublishGate gate;
     std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
     std::atomic<bool> ended{false};
-    std::atomic<bool> again{false};  // there was no memory for it
+    std::atomic<bool> again{false};  // it failed, but need not fail the next time
+    std::vector<std::uint64_t> left;  // steps that it has not committed; for the main thread once `ended` is set
     std::jthread thread;             // started last
   };
 
@@ -73,6 +76,8 @@ class KeeperServer {
   void begin_flush();
   [[nodiscard]] bool start_flush();
   void try_again_later();
+  void tell_lost();
+  [[nodiscard]] std::vector<Region::Kept> steps_to_flush(const Region& region);
   void flush(Flush& flush, const std::shared_ptr<const Region>& region, const std::vector<Region::Kept>& waiting);
   void hand_over();
   [[nodiscard]] bool earlier_flush_hangs() const;
@@ -93,6 +98,7 @@ class KeeperServer {
   std::optional<TimePoint> flush_at_;  // when to try again
   std::chrono::milliseconds flush_pause_{};
   unsigned lock_tries_ = 0;
+  std::vector<std::uint64_t> unsaved_;  // steps of the last trainer that nothing else has, as far as is known
   bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
   bool done_ = false;
   std::shared_ptr<Flush> flush_;                 // the current one; null: none

@@ -39,7 +39,7 @@ struct KeeperMessage {
   // Reply to kPeek: 1 while a step of a dead trainer is being written, or will be. Reply to kAttach: 1 if a write of
   // such a step hangs.
   std::uint32_t flushing = 0;
-  std::uint32_t reserved = 0;
+  std::uint32_t progress = 0;  // reply to kPeek: grows while that step is being written
 };
 
 // A name in the abstract namespace, without the leading NUL. kNotFound if there is no such directory.

@@ -4,8 +4,10 @@
 // Owner: whoever starts the flush. Thread rule: one thread flushes; close() and the questions may come from others.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 
 namespace slackwater {
@@ -29,7 +31,11 @@ class PublishGate {
     return changed_.wait_for(lock, limit, [this] { return operations_ == 0; });
   }
 
+  // How many slabs are written. Whoever waits for the flush waits as long as this grows.
+  [[nodiscard]] std::uint32_t progress() const { return progress_; }
+
   // For the flush.
+  void note_progress() { ++progress_; }
   // Calls `publish` unless the gate is closed, and keeps it from closing meanwhile. False: it is closed.
   template <class Publish>
   [[nodiscard]] bool pass(const Publish& publish) {
@@ -78,6 +84,7 @@ class PublishGate {
   bool open_ = true;
   bool deciding_ = false;
   unsigned operations_ = 0;
+  std::atomic<std::uint32_t> progress_ = 0;  // not guarded
 };
 
 }  // namespace slackwater

@@ -1,10 +1,20 @@
 // What the keeper does between two trainers: it writes what the last one staged, whatever happens meanwhile.
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <fstream>
 #include <functional>
 #include <future>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -30,12 +40,19 @@ class KeeperFlushTest : public ::testing::Test {
     }
     const Log log([this](LogLevel, std::string_view text) {
       if (on_log_) on_log_(text);
+      {
+        const std::lock_guard lock(lines_mutex_);
+        lines_.emplace_back(text);
+        lines_changed_.notify_all();
+      }
       if (text.find("step 7 is committed") != std::string_view::npos)
         std::call_once(first_commit_, [this] { committed_.set_value(); });
     });
     server_ = std::make_unique<KeeperServer>(
-        KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, disk_, clock_, log,
-        listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
+        KeeperOptions{.directory = root_,
+                      .idle_within = std::chrono::milliseconds(10),
+                      .flush_pause = std::chrono::milliseconds(1)},
+        disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
     thread_ = std::thread([this] { server_->run(); });
   }
   ~KeeperFlushTest() override {
@@ -45,11 +62,24 @@ class KeeperFlushTest : public ::testing::Test {
   }
 
   // A trainer stages step 7 and is gone.
-  void stage_and_leave() {
+  void stage_and_leave(std::uint32_t world = 1, bool committed = false) {
     auto trainer = KeeperClient::attach(settings_).value().value();
-    auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
+    RegionShape shape = kSmallShape;
+    shape.world = world;
+    auto region = Region::format(trainer->make_memory(Region::size_bytes(shape)).value(), shape).value();
     const VersionName name{7, attempt_.number};
-    EXPECT_TRUE(region.publish(*region.begin(name), stage(region, name, attempt_.run), "me").has_value());
+    StagedVersion version = stage(region, name, attempt_.run);
+    version.world = world;
+    const std::uint32_t entry = region.begin(name).value();
+    EXPECT_TRUE(region.publish(entry, version, "me").has_value());
+    if (committed) region.mark_committed(entry);
+  }
+  // Waits until the keeper has logged it.
+  void until_said(std::string_view words) {
+    std::unique_lock lock(lines_mutex_);
+    EXPECT_TRUE(lines_changed_.wait_for(lock, std::chrono::minutes(2), [&] {
+      return std::ranges::any_of(lines_, [&](const auto& line) { return line.find(words) != std::string::npos; });
+    })) << words;
   }
   [[nodiscard]] UniqueFd connect() const {
     return connect_to(keeper_address(root_, 0).value(), std::chrono::seconds(60)).value();
@@ -81,6 +111,9 @@ class KeeperFlushTest : public ::testing::Test {
       .directory = root_, .program = "/nonexistent/slackwater", .answer_within = std::chrono::seconds(60)};
   Attempt attempt_;
   std::function<void(std::string_view)> on_log_;  // set before the keeper says anything
+  std::mutex lines_mutex_;  // guards what follows
+  std::condition_variable lines_changed_;
+  std::vector<std::string> lines_;
   std::once_flag first_commit_;
   std::promise<void> committed_;
   std::unique_ptr<KeeperServer> server_;
@@ -145,6 +178,85 @@ TEST_F(KeeperFlushTest, AFlushThatRunsOutOfMemoryIsTriedAgain) {
   stage_and_leave();
   until_written();
   expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AFlushThatFailsIsTriedAgain) {
+  disk_.fail(FsCall::kWriteAt, ENOSPC, {.times = 3});  // then somebody makes room
+  stage_and_leave();
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AFlushThatGetsNoLockIsTriedAgain) {
+  disk_.fail(FsCall::kTryLock, EIO);
+  stage_and_leave();
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, AMemoryThatCannotBeMappedIsTriedAgain) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  on_log_ = [&](std::string_view text) {
+    if (text.find("has ended or disconnected") != std::string_view::npos) {
+      std::uint64_t pages = 0;
+      std::ifstream("/proc/self/statm") >> pages;
+      rlimit tight = before;  // the region needs more, and nothing else does
+      tight.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + (64u << 20);
+      ::setrlimit(RLIMIT_AS, &tight);
+    }
+    if (text.find("cannot be read now") != std::string_view::npos) ::setrlimit(RLIMIT_AS, &before);
+  };
+  stage_and_leave();
+  until_said("the memory cannot be read now");
+  until_written();
+  expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, ItSaysThatItHoldsNothingUnsaved) {
+  stage_and_leave(1, true);
+  until_said("the memory holds nothing unsaved");
+}
+
+TEST_F(KeeperFlushTest, ItSaysWhichStepOfSeveralRanksItHoldsAndThatItIsLostWithTheMemory) {
+  stage_and_leave(2);
+  until_said("step 7 held for the restart, because one keeper cannot commit a step of several ranks");
+  release_stale_keeper(settings_);
+  until_said("step 7 was only in this memory, as far as the keeper knows, and is lost");
+}
+
+TEST_F(KeeperFlushTest, WhoeverWaitsForAFlushSeesItsProgress) {
+  disk_.hang(FsCall::kWriteAt, {.nth = 2, .path = "safetensors"});
+  stage_and_leave();
+  disk_.wait_hung(1);
+  EXPECT_EQ(peek_at_keeper(settings_)->value().progress, 1u);
+}
+
+// Answers peeks: a flush that has written one slab more each time, and is done at last.
+TEST(WaitForFlush, ASlowFlushIsWaitedForAsLongAsItGoesOn) {
+  const TempDir directory;
+  const KeeperSettings settings{.directory = directory.path()};
+  const UniqueFd listener = listen_at(keeper_address(directory.path(), 0).value()).value();
+  const UniqueFd memory = make_shared_memory("test", 1u << 20).value();
+  constexpr std::uint32_t kSlabs = 5;
+  std::atomic<std::uint32_t> peeks = 0;
+  std::thread keeper([&] {
+    while (peeks <= kSlabs) {
+      pollfd watched{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      ASSERT_EQ(::poll(&watched, 1, 120'000), 1);
+      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const auto mail = receive_message(socket);
+      if (!mail || !*mail || (*mail)->message.kind != MessageKind::kPeek) return;  // told to end
+      ++peeks;
+      const KeeperMessage reply{
+          .kind = MessageKind::kMemory, .flushing = peeks <= kSlabs ? 1u : 0u, .progress = peeks};
+      ASSERT_TRUE(send_message(socket, reply, &memory));
+    }
+  });
+  wait_for_flush(settings, std::chrono::milliseconds(0));
+  EXPECT_EQ(peeks, kSlabs + 1);
+  if (peeks <= kSlabs) release_stale_keeper(settings);
+  keeper.join();
 }
 
 TEST_F(KeeperFlushTest, AFlushThatHangsIsToldToTheNextTrainerAndNoOtherBeginsBeforeItHasEnded) {
