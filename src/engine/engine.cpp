@@ -9,7 +9,6 @@
 #include "base/result.hpp"
 #include "engine/engine_impl.hpp"
 #include "engine/options_check.hpp"
-#include "keeper/keeper_client.hpp"
 #include "store/s3/locations.hpp"
 #include "version/delete_notes.hpp"
 
@@ -100,9 +99,7 @@ Result<Engine> open_engine(Options options, EngineDependencies parts) {
     parts.memory = std::make_unique<MemoryTier>(options, *parts.fs, *parts.clock, log);
     parts.memory->attach();
   } else {
-    const KeeperSettings earlier{.directory = options.path, .rank = options.rank};
-    wait_for_flush(earlier, options.stall_timeout);  // the step that it writes is restored from disk then
-    release_stale_keeper(earlier);
+    end_earlier_keeper(options, *parts.fs, log);
   }
   const auto role = options.rank == 0 ? VersionStore::Role::kLeader : VersionStore::Role::kMember;
   SW_ASSIGN(auto versions, VersionStore::open(*parts.fs, *parts.clock, options.path, log, role, parts.files));

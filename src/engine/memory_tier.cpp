@@ -22,6 +22,25 @@ bool fits(const RegionShape& shape, std::uint64_t slab_bytes, std::uint32_t slab
 
 }  // namespace
 
+void end_earlier_keeper(const Options& options, FileSystem& fs, const Log& log) {
+  const KeeperSettings earlier{.directory = options.path, .rank = options.rank};
+  wait_for_flush(earlier, options.stall_timeout);  // the step that it writes is restored from disk then
+  if (const auto peeked = peek_at_keeper(earlier); peeked && *peeked) {
+    const auto region = Region::open((*peeked)->memory);
+    const auto step = region ? unsaved_step(fs, options.path, *region) : std::nullopt;
+    if (step)
+      log.warn(
+          "step {} was only in the memory of a keeper, and is given up: this run has no memory tier, and the keeper {}",
+          *step,
+          region->shape().world > 1 ? "writes no step of several ranks"
+                                    : "could not write it (its log is in .slackwater)");
+    if (!region)
+      log.warn("a keeper that this release does not understand is ended, and its memory is released: {}",
+               region.error().to_string());
+  }
+  release_stale_keeper(earlier);
+}
+
 MemoryTier::MemoryTier(const Options& options, FileSystem& fs, const Clock& clock, Log log)
     : options_(options), fs_(fs), log_(std::move(log)), flush_(fs, clock, options.path, log_) {}
 
@@ -36,11 +55,15 @@ void MemoryTier::warn_once(const Error& error) {
 
 void MemoryTier::attach() {
   const std::lock_guard lock(mutex_);
-  if (leaves_to_other_run()) return;
+  if (leaves_to_other_run(options_.stall_timeout)) return;
   auto attached = KeeperClient::attach(settings(options_.rank));
   if (!attached) return warn_once(attached.error());
   if (!*attached) return;
   client_ = std::move(**attached);
+  take_over();
+}
+
+void MemoryTier::take_over() {
   if (!client_->memory()) return;
   auto region = Region::open(client_->memory());
   if (!region) return log_.info("ignoring the memory of an earlier trainer: {}", region.error().to_string());
@@ -48,26 +71,33 @@ void MemoryTier::attach() {
   slabs_ = std::make_shared<KeptSlabs>(std::make_shared<Region>(std::move(*region)), options_.memory_versions, log_);
 }
 
-// True: there is a keeper of a run with another number of ranks. To attach to it would stop its flush, and its memory
-// is of no use here.
-bool MemoryTier::leaves_to_other_run() {
+// True: there is a keeper of a run with another number of ranks, and it has what nobody else has. To attach to it would
+// stop its flush, and its memory is of no use here. `wait`: for the end of that flush.
+bool MemoryTier::leaves_to_other_run(std::chrono::milliseconds wait) {
   const KeeperSettings own = settings(options_.rank);
   auto peeked = peek_at_keeper(own);
   if (!peeked || !*peeked) return false;
   auto region = Region::open((*peeked)->memory);
-  // One that cannot be read either is of another release. It knows how to flush what it holds.
   if (region && region->shape().world == options_.world && region->shape().rank == options_.rank) return false;
-  wait_for_flush(own, options_.stall_timeout);
-  if (region) {
-    other_ = std::make_shared<const Region>(std::move(*region));
-    if (const auto step = unsaved_step(fs_, options_.path, *other_))
-      log_.warn(
-          "step {} is only in the memory of a keeper, and was saved by {} ranks: restart with as many to restore it; "
-          "after the first save of this run it is gone",
-          *step, other_->shape().world);
+  wait_for_flush(own, wait);
+  if (!region) {
+    // One of another release. It knows how to flush what it holds, and only it can tell whether that is done.
+    peeked = peek_at_keeper(own);
+    const bool flushing = peeked && *peeked && (*peeked)->flushing;
+    log_.warn("{}: {}",
+              flushing ? "a keeper that this release does not understand still writes a step, and is left alone"
+                       : "a keeper that this release does not understand is ended, and its memory is released",
+              region.error().to_string());
+    if (!flushing) release_stale_keeper(own);
+    return flushing;
   }
-  static_cast<void>(end_other_run());
-  return true;
+  other_ = std::make_shared<const Region>(std::move(*region));
+  if (const auto step = unsaved_step(fs_, options_.path, *other_))
+    log_.warn(
+        "step {} is only in the memory of a keeper, and was saved by {} ranks: restart with as many to restore it; "
+        "after the first save of this run it is gone",
+        *step, other_->shape().world);
+  return !end_other_run();
 }
 
 // Ends the keeper of a run with another number of ranks. False: a step is only in its memory.
@@ -252,7 +282,10 @@ bool MemoryTier::can_prepare(std::uint32_t slab_count) const {
 
 std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
   const std::lock_guard lock(mutex_);
-  if (other_ && !end_other_run()) {
+  // The keeper may not have answered attach(): it was stopped, or the trainer before had not ended yet. What it holds
+  // counts for as much now, because restore() may still come.
+  const bool left = other_ ? !end_other_run() : !client_ && leaves_to_other_run(std::chrono::milliseconds(0));
+  if (left) {
     warn_once({.kind = ErrorKind::kBusy, .message = "a keeper holds a step of a run with another number of ranks"});
     return nullptr;
   }
@@ -263,6 +296,10 @@ std::shared_ptr<KeptSlabs> MemoryTier::memory_for(std::uint32_t slab_count) {
       return nullptr;
     }
     client_ = std::move(*started);
+    take_over();
+    // As begin_attempt() does, if it came first: nobody can go on from the rest any more.
+    if (slabs_ && epoch_)
+      slabs_->drop([&](const VersionName& name) { return name != continued_ && name != restored_; });
   }
   if (slabs_) {
     const RegionShape& shape = slabs_->region()->shape();

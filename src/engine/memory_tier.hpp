@@ -11,6 +11,7 @@
 // Owner: EngineShared. Thread rule: any thread. Lifetime: ends after the pipeline.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -31,6 +32,10 @@
 #include "version/catalog.hpp"
 
 namespace slackwater {
+
+// For a run without a memory tier: ends the keeper of an earlier one. Waits for its flush first, as long as that makes
+// progress. The log names a step that is lost with it.
+void end_earlier_keeper(const Options& options, FileSystem& fs, const Log& log);
 
 class MemoryTier {
  public:
@@ -75,7 +80,8 @@ class MemoryTier {
   [[nodiscard]] KeeperSettings settings(std::uint32_t rank) const;
   void end_flush();  // waits for it, but not for ever; without mutex_
   // These need mutex_.
-  [[nodiscard]] bool leaves_to_other_run();
+  void take_over();  // what the keeper held when this trainer attached
+  [[nodiscard]] bool leaves_to_other_run(std::chrono::milliseconds wait);
   [[nodiscard]] bool end_other_run();
   [[nodiscard]] std::vector<RankPart> parts_of(const Region::Kept& own) const;  // of all ranks; empty: not complete
   [[nodiscard]] std::optional<std::uint64_t> newest_unsaved() const;

@@ -1,5 +1,9 @@
 #include "engine/memory_tier.hpp"
 
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
@@ -189,6 +193,25 @@ TEST_F(MemoryTierTest, ARestoredStepIsWrittenByOneFlushAfterTheOther) {
   EXPECT_TRUE(tier.close(true).has_value());
 }
 
+// The trainer before takes its time to end, or the keeper did not answer for a moment.
+TEST_F(MemoryTierTest, AKeeperThatIsReachedLateKeepsWhatItHolds) {
+  MemoryTier tier = make(1);
+  {
+    const auto other = KeeperClient::attach(settings_).value().value();
+    tier.attach();
+    EXPECT_EQ(tier.attached_bytes(), 0u);
+  }
+  ASSERT_NE(tier.memory_for(4), nullptr);  // prepare() comes before restore()
+  EXPECT_EQ(kept_count(), 1u);
+  EXPECT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+}
+
+TEST_F(MemoryTierTest, AKeeperOfOtherRanksThatIsReachedLateKeepsWhatItHolds) {
+  MemoryTier tier = make(2);  // attach() saw nothing
+  EXPECT_EQ(tier.memory_for(4), nullptr);
+  EXPECT_EQ(kept_count(), 1u);
+}
+
 // A damaged version of step 7 was set aside, and the step was saved again.
 TEST_F(MemoryTierTest, ADeletedVersionGoesAndAnotherOneOfItsStepStays) {
   MemoryTier tier = make(1);
@@ -196,6 +219,16 @@ TEST_F(MemoryTierTest, ADeletedVersionGoesAndAnotherOneOfItsStepStays) {
   tier.drop({{name().step, name().attempt + 1}});
   EXPECT_EQ(kept_count(), 1u);
   tier.drop({name()});
+  EXPECT_EQ(kept_count(), 0u);
+}
+
+TEST_F(MemoryTierTest, ARunWithoutAMemoryTierSaysWhichStepItGivesUp) {
+  Options options;
+  options.path = root_;
+  options.stall_timeout = std::chrono::milliseconds(1);
+  std::string said;
+  end_earlier_keeper(options, *real_, Log([&](LogLevel, std::string_view text) { said += text; }));
+  EXPECT_NE(said.find("step 7 was only in the memory of a keeper, and is given up"), std::string::npos) << said;
   EXPECT_EQ(kept_count(), 0u);
 }
 
@@ -220,6 +253,41 @@ TEST_F(MemoryTierOfHungKeeperTest, AStepIsLeftToTheKeeperWhoseWriteOfItHangs) {
   wait_for_flush(settings_, std::chrono::minutes(2));
   EXPECT_TRUE(read_manifest(*real_, root_, name()).has_value());
   EXPECT_EQ(real_->list_files(version_path(root_, name()))->size(), 4u);
+}
+
+// It answers that it is writing a step, and its memory is laid out in another way.
+TEST(KeeperOfAnotherRelease, IsLeftAloneWhileItWritesAStep) {
+  const TempDir directory;
+  const KeeperSettings settings{.directory = directory.path()};
+  const UniqueFd listener = listen_at(keeper_address(directory.path(), 0).value()).value();
+  std::atomic<bool> test_is_over = false;
+  std::thread keeper([&] {
+    const UniqueFd memory = make_shared_memory("test", 1u << 20).value();
+    for (;;) {
+      pollfd watched{.fd = listener.get(), .events = POLLIN, .revents = 0};
+      ASSERT_EQ(::poll(&watched, 1, 120'000), 1);
+      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const auto mail = receive_message(socket);
+      ASSERT_TRUE(mail && *mail);
+      if ((*mail)->message.kind != MessageKind::kPeek) {
+        EXPECT_TRUE(test_is_over) << "attached to, or told to end";
+        return;
+      }
+      ASSERT_TRUE(send_message(socket, {.kind = MessageKind::kMemory, .flushing = 1}, &memory));
+    }
+  });
+  Options options;
+  options.path = directory.path();
+  options.keeper = "/nonexistent/slackwater";
+  options.stall_timeout = std::chrono::milliseconds(1);
+  const auto disk = make_posix_file_system();
+  const SystemClock clock;
+  MemoryTier tier(options, *disk, clock, Log([](LogLevel, std::string_view) {}));
+  tier.attach();
+  EXPECT_EQ(tier.memory_for(4), nullptr);
+  test_is_over = true;
+  release_stale_keeper(settings);
+  keeper.join();
 }
 
 class EngineWithMemoryTest : public EngineTest {};
