@@ -98,7 +98,7 @@ Result<Catalog> RestoreSource::scan() {
 }
 
 Result<Catalog> RestoreSource::scan_reached() {
-  auto scanned = scan_tiers(*overlay_);
+  auto scanned = scan_tiers(*overlay_, shared_.promotions.deletes());
   if (!scanned && scanned.error().kind == ErrorKind::kNotFound) {  // of those that can be reached, none exists yet
     if (auto error = unreachable_tier_error()) return fail(std::move(*error));
   }
