@@ -12,12 +12,12 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/error.hpp"
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
-#include "version/names.hpp"
 
 namespace slackwater {
 namespace {
@@ -53,7 +53,7 @@ KeeperServer::KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& c
 
 KeeperServer::~KeeperServer() = default;
 
-void KeeperServer::run() {
+bool KeeperServer::run() {
   while (!done_) {
     std::vector<pollfd> watched;
     const auto watch = [&](const UniqueFd& descriptor) {
@@ -69,14 +69,11 @@ void KeeperServer::run() {
     const int count = ::poll(watched.data(), watched.size(), wait_ms().value_or(-1));
     if (count < 0 && errno != EINTR) {
       log_.error("{}", error_from_errno(errno, "the keeper cannot wait for its trainer").to_string());
-      return;
+      break;
     }
     if (count < 0) continue;
 
-    if (ready(watched[1])) {
-      signalfd_siginfo info{};
-      while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) told_to_end_ = true;
-    }
+    if (ready(watched[1])) take_signals();
     // The trainer first: one that is gone must not keep the next one out.
     if (trainer_ && (ready(watched[3]) || ready(watched[4]))) {
       if (trainer_gone(ready(watched[4]))) {
@@ -102,20 +99,69 @@ void KeeperServer::run() {
     }
     if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
     if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
-      log_.info("no trainer came for {}: the memory is released",
-                format_seconds(std::chrono::duration<double>(options_.keep_for).count()));
+      const std::string waited = format_seconds(std::chrono::duration<double>(options_.keep_for).count());
+      log_.info("no trainer came for {}: the memory is released", waited);
+      if (flush_ || flush_at_) give_up(fmt::format("within {} of its trainer's end (memory_timeout)", waited));
       done_ = true;
     }
     if (told_to_end_ && !trainer_ && !flush_ && !flush_at_) done_ = true;
+    if (!done_ && !trainer_ && end_at_ && clock_.now() >= *end_at_) {
+      give_up(fmt::format("within {} of SIGTERM, or of its trainer's end",
+                          format_seconds(std::chrono::duration<double>(options_.end_within).count())));
+      done_ = true;
+    }
   }
   // Closed before the threads are joined: the flush ends after the slab in hand, and publishes nothing more.
   hand_over();
   memory_ = UniqueFd();
+  return flushes_end_within(options_.idle_within);
+}
+
+void KeeperServer::take_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (std::exchange(told_to_end_, true)) continue;
+    log_.info("told to end (SIGTERM){}", trainer_ ? ": this happens after its trainer's end" : "");
+    if (!trainer_) end_at_ = clock_.now() + options_.end_within;
+  }
+}
+
+// The keeper ends although steps are not written. Nobody else has them. A decision that is being written may still come
+// into force: then the step is there, and the log only said too little.
+void KeeperServer::give_up(const std::string& why) {
+  const auto region = open_memory();
+  if (!region) return log_.error("the memory cannot be read: {}", region.error().to_string());
+  std::vector<std::uint64_t> steps;
+  for (const Region::Kept& kept : unsettled(**region)) steps.push_back(kept.version.name.step);
+  if (steps.empty()) return;
+  log_.error(
+      "{} {} could not be written to disk {}{}: the keeper ends, and with its memory what was only there is lost",
+      steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "), why,
+      stopped_.empty() ? "" : ", because an earlier write hangs");
+}
+
+// Their gates are closed: they end after the call in hand. That may hang.
+bool KeeperServer::flushes_end_within(std::chrono::milliseconds limit) {
+  const auto all_ended = [this] {
+    return std::ranges::all_of(stopped_, [](const auto& old) { return old->ended.load(); });
+  };
+  const auto until = std::chrono::steady_clock::now() + limit;
+  while (!all_ended()) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+    if (left <= 0) return false;
+    pollfd ended{.fd = flush_ended_.get(), .events = POLLIN, .revents = 0};
+    std::uint64_t count = 0;
+    if (::poll(&ended, 1, static_cast<int>(left)) > 0 && ::read(flush_ended_.get(), &count, sizeof count) < 0)
+      count = 0;
+  }
+  return true;
 }
 
 std::optional<int> KeeperServer::wait_ms() const {
   if (trainer_ || !release_at_) return std::nullopt;
-  const TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  if (end_at_) next = std::min(next, *end_at_);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next - clock_.now()).count() + 1;
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
@@ -190,6 +236,7 @@ void KeeperServer::attach(Peer& peer) {
   (void)peer.socket.close();  // what is left of it is removed by run()
   trainer_ = std::move(moved);
   release_at_.reset();
+  end_at_.reset();
   log_.info("process {} is attached", trainer_->process);
   const std::uint32_t hangs = earlier_flush_hangs() ? 1 : 0;
   if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory, .flushing = hangs}, &memory_);
@@ -198,6 +245,7 @@ void KeeperServer::attach(Peer& peer) {
 
 void KeeperServer::make_memory(Peer& peer, std::uint64_t size_bytes) {
   memory_ = UniqueFd();  // before the new memory: there is never more than one
+  settled_.lock()->clear();
   auto made = make_shared_memory("slackwater", size_bytes);
   if (!made) {
     log_.error("{}", made.error().to_string());
@@ -221,6 +269,7 @@ void KeeperServer::trainer_ended() {
   log_.info("process {} has ended or disconnected", trainer_->process);
   trainer_.reset();
   release_at_ = clock_.now() + options_.keep_for;
+  if (told_to_end_) end_at_ = clock_.now() + options_.end_within;
   lock_tries_ = 0;
   flush_pause_ = kFirstFlushPause;
   begin_flush();
@@ -246,19 +295,32 @@ void KeeperServer::try_again_later() {
   flush_pause_ = std::min(2 * flush_pause_, kLastFlushPause);
 }
 
+Result<std::shared_ptr<const Region>> KeeperServer::open_memory() const {
+  SW_ASSIGN(auto memory, SharedMemory::map(memory_, SharedMemory::Access::kRead));
+  SW_ASSIGN(Region region, Region::open(std::move(memory)));
+  return std::make_shared<const Region>(std::move(region));
+}
+
+// What this keeper is to write, and has not.
+std::vector<Region::Kept> KeeperServer::unsettled(const Region& region) const {
+  std::vector<Region::Kept> waiting = region.kept();
+  const auto settled = settled_.lock();
+  std::erase_if(waiting, [&](const Region::Kept& kept) {
+    return kept.state != KeptState::kStaged || kept.version.world != 1 || settled->contains(kept.version.name);
+  });
+  return waiting;
+}
+
 // False: not yet.
 bool KeeperServer::start_flush() {
   if (earlier_flush_hangs()) return false;  // it may still remove what this one writes
-  auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
-  auto opened = memory ? Region::open(std::move(*memory)) : fail(memory.error());
+  const auto opened = open_memory();
   if (!opened) {
     log_.error("the memory cannot be read: {}", opened.error().to_string());
     return true;
   }
-  const auto region = std::make_shared<const Region>(std::move(*opened));
-  std::vector<Region::Kept> waiting = region->kept();
-  std::erase_if(waiting,
-                [](const Region::Kept& kept) { return kept.state != KeptState::kStaged || kept.version.world != 1; });
+  const std::shared_ptr<const Region>& region = *opened;
+  std::vector<Region::Kept> waiting = unsettled(*region);
   if (waiting.empty()) return true;
   // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
   // was killed a moment ago may still hold it: the kernel closes its descriptors one after the other.
@@ -296,6 +358,7 @@ void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& regi
           flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush.gate, log_);
       if (flushed) {
         log_.info("step {} is committed", step);
+        settled_.lock()->insert(kept.version.name);
       } else {
         log_.error("step {} could not be written: {}", step, flushed.error().to_string());
       }
@@ -309,8 +372,13 @@ void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& regi
 void KeeperServer::hand_over() {
   flush_at_.reset();
   if (!flush_) return;
-  flush_->gate.close();
-  static_cast<void>(flush_->gate.wait_idle(options_.idle_within));
+  if (!done_) {
+    flush_->gate.close();
+    static_cast<void>(flush_->gate.wait_idle(options_.idle_within));
+  } else if (!flush_->gate.close_within(options_.idle_within)) {  // the keeper ends: nobody reads what was decided
+    log_.warn(
+        "the decision about a step is still being written: whether it is committed will be seen at the next start");
+  }
   // At once, and not when its thread ends: that may hang in a write.
   flush_->lock.reset();
   stopped_.push_back(std::exchange(flush_, nullptr));

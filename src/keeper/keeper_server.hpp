@@ -18,16 +18,19 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/guarded.hpp"
 #include "base/log.hpp"
 #include "base/unique_fd.hpp"
 #include "keeper/flush.hpp"
 #include "keeper/keeper_socket.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
+#include "version/names.hpp"
 
 namespace slackwater {
 
@@ -37,6 +40,9 @@ struct KeeperOptions {
   std::chrono::milliseconds keep_for{600'000};
   // How long whoever takes over waits for an operation of the flush on names (PublishGate::wait_idle).
   std::chrono::milliseconds idle_within{1'000};
+  // How long a step may take to be written after SIGTERM, or after the trainer's end if that comes later. Kubernetes
+  // kills 30 s after its SIGTERM.
+  std::chrono::milliseconds end_within{20'000};
 };
 
 class KeeperServer {
@@ -45,8 +51,9 @@ class KeeperServer {
   KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& clock, Log log, UniqueFd listener, UniqueFd signals);
   ~KeeperServer();
 
-  // Returns when the keeper is to end. Its memory is released then.
-  void run();
+  // Returns when the keeper is to end. Its memory is released then. False: a thread hangs in the file system, and the
+  // destructor would wait for it. The process should end at once.
+  [[nodiscard]] bool run();
 
  private:
   struct Peer {
@@ -70,6 +77,11 @@ class KeeperServer {
   void make_memory(Peer& peer, std::uint64_t size_bytes);
   [[nodiscard]] bool trainer_gone(bool process_ended) const;
   void trainer_ended();
+  void take_signals();
+  void give_up(const std::string& why);
+  [[nodiscard]] bool flushes_end_within(std::chrono::milliseconds limit);
+  [[nodiscard]] Result<std::shared_ptr<const Region>> open_memory() const;
+  [[nodiscard]] std::vector<Region::Kept> unsettled(const Region& region) const;
   void begin_flush();
   [[nodiscard]] bool start_flush();
   void try_again_later();
@@ -93,8 +105,10 @@ class KeeperServer {
   std::optional<TimePoint> flush_at_;  // when to try again
   std::chrono::milliseconds flush_pause_{};
   unsigned lock_tries_ = 0;
-  bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
+  bool told_to_end_ = false;         // by SIGTERM: ends as soon as there is no trainer and nothing to flush
+  std::optional<TimePoint> end_at_;  // told to end, and without a trainer: when to give up what is not written
   bool done_ = false;
+  Guarded<std::set<VersionName>> settled_;       // in the memory: on disk, or never to be
   std::shared_ptr<Flush> flush_;                 // the current one; null: none
   std::vector<std::shared_ptr<Flush>> stopped_;  // their gates are closed, but they may hang in a write
 };

@@ -1,6 +1,10 @@
 // What the keeper does between two trainers: it writes what the last one staged, whatever happens meanwhile.
+#include <fcntl.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <array>
 #include <functional>
 #include <future>
 #include <mutex>
@@ -8,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/guarded.hpp"
 #include "keeper/keeper_client.hpp"
 #include "keeper/keeper_server.hpp"
 #include "support/fault_file_system.hpp"
@@ -22,7 +27,10 @@ namespace {
 // The keeper on a thread of the test, with a disk of its own. The trainers are in the test's own process, which lives.
 class KeeperFlushTest : public ::testing::Test {
  protected:
-  KeeperFlushTest() {
+  explicit KeeperFlushTest(std::chrono::milliseconds end_within = std::chrono::minutes(10)) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+    signals_ = UniqueFd(ends[1]);
     {
       auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
       attempt_ = store->attempt().claim("test", {}, {"me"}).value();
@@ -30,18 +38,19 @@ class KeeperFlushTest : public ::testing::Test {
     }
     const Log log([this](LogLevel, std::string_view text) {
       if (on_log_) on_log_(text);
+      log_.lock()->append(text).append("\n");
       if (text.find("step 7 is committed") != std::string_view::npos)
         std::call_once(first_commit_, [this] { committed_.set_value(); });
     });
     server_ = std::make_unique<KeeperServer>(
-        KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, disk_, clock_, log,
-        listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
-    thread_ = std::thread([this] { server_->run(); });
+        KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10), .end_within = end_within},
+        disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(), UniqueFd(ends[0]));
+    thread_ = std::thread([this] { ended_.set_value(server_->run()); });
   }
   ~KeeperFlushTest() override {
     disk_.release_hung();
-    release_stale_keeper(settings_);
-    thread_.join();
+    if (thread_.joinable()) release_stale_keeper(settings_);
+    if (thread_.joinable()) thread_.join();
   }
 
   // A trainer stages step 7 and is gone.
@@ -51,6 +60,18 @@ class KeeperFlushTest : public ::testing::Test {
     const VersionName name{7, attempt_.number};
     EXPECT_TRUE(region.publish(*region.begin(name), stage(region, name, attempt_.run), "me").has_value());
   }
+  void send_sigterm() const {  // as a signalfd tells it
+    const signalfd_siginfo info{};
+    ASSERT_EQ(::write(signals_.get(), &info, sizeof info), static_cast<ssize_t>(sizeof info));
+  }
+  // What run() returned.
+  bool wait_end() {
+    auto ended = ended_.get_future();
+    EXPECT_EQ(ended.wait_for(std::chrono::minutes(2)), std::future_status::ready);
+    thread_.join();
+    return ended.get();
+  }
+  [[nodiscard]] bool logged(const char* text) const { return log_.lock()->find(text) != std::string::npos; }
   [[nodiscard]] UniqueFd connect() const {
     return connect_to(keeper_address(root_, 0).value(), std::chrono::seconds(60)).value();
   }
@@ -83,6 +104,9 @@ class KeeperFlushTest : public ::testing::Test {
   std::function<void(std::string_view)> on_log_;  // set before the keeper says anything
   std::once_flag first_commit_;
   std::promise<void> committed_;
+  Guarded<std::string> log_;
+  UniqueFd signals_;
+  std::promise<bool> ended_;
   std::unique_ptr<KeeperServer> server_;
   std::thread thread_;
 };
@@ -162,6 +186,53 @@ TEST_F(KeeperFlushTest, AFlushThatHangsIsToldToTheNextTrainerAndNoOtherBeginsBef
   until_written();
   EXPECT_EQ(disk_.count(FsCall::kTryLock), 2u);
   expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, ToldToEndItWritesTheStepFirst) {
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  disk_.release_hung();
+  EXPECT_TRUE(wait_end());
+  EXPECT_TRUE(logged("step 7 is committed"));
+  EXPECT_FALSE(logged("is lost"));
+  EXPECT_TRUE(read_manifest(*real_, root_, {7, attempt_.number}).has_value());
+}
+
+// The disk does not answer, and whoever sent SIGTERM does not wait for ever.
+class KeeperEndTest : public KeeperFlushTest {
+ protected:
+  KeeperEndTest() : KeeperFlushTest(std::chrono::milliseconds(50)) {}
+};
+
+TEST_F(KeeperEndTest, ToldToEndItGivesUpAWriteThatHangsAndNamesTheStep) {
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("step 7 could not be written to disk within 50 ms of SIGTERM")) << *log_.lock();
+}
+
+TEST_F(KeeperEndTest, ToldToEndItDoesNotWaitForAnEarlierWriteThatHangs) {
+  disk_.hang(FsCall::kUnlink);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  ASSERT_TRUE(KeeperClient::attach(settings_).value().value()->earlier_flush_hangs());
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("step 7 could not be written to disk")) << *log_.lock();
+  EXPECT_TRUE(logged("because an earlier write hangs")) << *log_.lock();
+}
+
+TEST_F(KeeperEndTest, ToldToEndItDoesNotWaitForADecisionThatHangs) {
+  disk_.hang(FsCall::kLink);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("whether it is committed will be seen at the next start")) << *log_.lock();
 }
 
 }  // namespace
