@@ -28,7 +28,8 @@ void RestoreSource::make_overlay() {
 }
 
 Status RestoreSource::exchange(std::uint64_t call) {
-  SW_TRY(exchange_node_catalogs(shared_, call, others_));
+  SW_ASSIGN(const std::vector<DeleteNote> noted, exchange_node_catalogs(shared_, call, others_));
+  shared_.promotions.hear_deletes(noted);
   exchanged_ = true;
   make_overlay();
   return {};

@@ -69,6 +69,10 @@ void Promotions::remove(const VersionName& version, const std::string& run) {
   for (const auto& promoter : promoters_) promoter->backlog().remove(note_for(*promoter, version, run));
 }
 
+void Promotions::hear_deletes(const std::vector<DeleteNote>& notes) {
+  for (const auto& promoter : promoters_) promoter->hear_deletes(notes);
+}
+
 std::vector<DeleteNote> Promotions::deletes() const {
   std::vector<DeleteNote> all;
   for (const auto& promoter : promoters_) {
