@@ -9,6 +9,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <ctime>
 #include <memory>
 #include <string>
@@ -101,8 +102,9 @@ int run_keeper(const KeeperArguments& arguments) {
       std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::duration<double>(arguments.keep_for_s));
   KeeperServer server({.directory = arguments.directory, .rank = arguments.rank, .keep_for = keep_for}, *fs, clock, log,
                       std::move(*listener), hold_signals());
-  server.run();
-  return kFine;
+  if (server.run()) return kFine;
+  // A thread hangs in the file system, and nobody could join it. All that it could still publish is closed to it.
+  std::_Exit(kFailed);
 }
 
 }  // namespace

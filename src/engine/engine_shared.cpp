@@ -73,9 +73,9 @@ EngineShared::EngineShared(Options options_in, EngineDependencies dependencies,
 EngineShared::~EngineShared() = default;
 
 std::set<VersionName> EngineShared::held() const {
-  std::set<VersionName> versions = promotions.held();
-  versions.merge(std::set(*repairing.lock()));
-  return versions;
+  std::set<VersionName> all = promotions.held();
+  all.merge(std::set(*repairing.lock()));
+  return all;
 }
 
 void EngineShared::note_committed(const Manifest& manifest, bool pinned) {

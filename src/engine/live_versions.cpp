@@ -37,7 +37,9 @@ void LiveVersions::go_on_from(const VersionInfo& version, const Seen& seen) {
   to_adopt_.clear();
   continued_ = {.step = version.step, .left_behind = {}};
   const VersionName chosen{version.step, version.attempt};
+  restored_ = {.name = chosen, .run = {}};
   for (const CatalogEntry& entry : seen.catalog.entries) {
+    if (entry.name == chosen) restored_->run = entry.run;
     // Every version that exists, whether or not it can be read now.
     if ((entry.adoptable() && entry.name.step <= version.step) || entry.name == chosen) {
       to_adopt_.push_back(entry.name);
@@ -95,6 +97,7 @@ void LiveVersions::note_pinned(const VersionName& version) {
 }
 
 void LiveVersions::note_removed(const VersionName& name) {
+  if (restored_ && restored_->name == name) restored_.reset();
   std::erase_if(set_aside_, [&](const SetAside& aside) { return aside.version == name; });
   std::erase_if(live_versions_, [&](const VersionInfo& version) { return name_of(version) == name; });
 }

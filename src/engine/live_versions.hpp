@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "slackwater/checkpoint.hpp"
@@ -37,6 +38,13 @@ class LiveVersions {
     std::vector<SetAside> set_aside;
     std::uint64_t epoch = 0;  // number of restores that chose a version: each is followed by a new attempt
     Continued continued = {};
+    // The version that the run goes on from, and the run that saved it (empty: unknown). None: it restored nothing, or
+    // the user has deleted it since.
+    struct Restored {
+      VersionName name;
+      std::string run;
+    };
+    std::optional<Restored> restored = {};
     // What the restore saw, if it could not reach tier 0. Null: it could.
     std::shared_ptr<const Catalog> seen_without_tier_0 = {};
   };
@@ -45,6 +53,7 @@ class LiveVersions {
             .set_aside = set_aside_,
             .epoch = epoch_,
             .continued = continued_,
+            .restored = restored_,
             .seen_without_tier_0 = seen_without_tier_0_};
   }
   // For a run that restored nothing: the versions that were there stay live, whatever happens to its first step.
@@ -89,6 +98,7 @@ class LiveVersions {
   std::vector<SetAside> set_aside_;
   std::uint64_t epoch_ = 0;
   Continued continued_;
+  std::optional<Start::Restored> restored_;
   std::shared_ptr<const Catalog> seen_without_tier_0_;
   bool sweep_due_ = false;
   struct CleanUp {

@@ -22,7 +22,7 @@ constexpr std::uint64_t kMaxSentIndexBytes = 16u << 20;  // a larger one is read
 constexpr int kNodeQuarters = 5;                         // of commit_timeout
 
 // The small files of this node's directory, by name below its root.
-Result<Json> own_files(FileSystem& fs, const std::string& root) {
+Result<Json> own_files(FileSystem& fs, const std::string& root, std::vector<DeleteNote>& noted) {
   Json files = Json::object();
   SW_ASSIGN(const Catalog catalog, scan_catalog(fs, root));
   const auto add = [&](const std::string& directory, const std::string& name, std::uint64_t max_bytes) {
@@ -39,21 +39,25 @@ Result<Json> own_files(FileSystem& fs, const std::string& root) {
   if (newest != nullptr) add(version_directory(newest->name), kIndexName, kMaxSentIndexBytes);
   // All ranks must leave out the same versions. Only this node can tell whether a note is in force.
   if (const auto pending = pending_deletes(fs, root)) {
-    for (const DeleteNote& note : pending->notes)
+    for (const DeleteNote& note : pending->notes) {
       add(kControlDirectory, delete_note_file(note.version, note.tier), kMaxDeleteNoteBytes);
+      noted.push_back(note);
+    }
   }
   return files;
 }
 
 }  // namespace
 
-Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others) {
+Result<std::vector<DeleteNote>> exchange_node_catalogs(EngineShared& shared, std::uint64_t call,
+                                                       OtherNodesFiles& others) {
   const Options& options = shared.options;
   const bool leads =
       shared.versions.exclusive([&](VersionStore& store) { return options.rank == 0 || store.attempt().lead_node(); });
   Json files = Json::object();
+  std::vector<DeleteNote> noted;
   if (leads) {
-    SW_ASSIGN(files, own_files(*shared.fs, options.path));
+    SW_ASSIGN(files, own_files(*shared.fs, options.path, noted));
   }
   const Topic own{kNodesChannel, 1, call};
   SW_TRY(shared.transport->publish(own, options.rank, Message(Json{{"files", std::move(files)}})));
@@ -83,7 +87,9 @@ Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNod
     SW_ASSIGN(const bool again, poll.again());
     if (!again) return fail(silent_ranks(missing, "did not call restore", options.commit_timeout, kNodeQuarters));
   }
-  return {};
+  if (options.rank != 0) return noted;
+  SW_ASSIGN(DeleteNotes heard, list_delete_notes(others, OtherNodesFiles::kRoot));
+  return std::move(heard.notes);
 }
 
 Status settle_node(EngineShared& shared, FileSystem& all, const VersionName& version) {

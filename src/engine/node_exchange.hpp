@@ -6,14 +6,19 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "engine/engine_shared.hpp"
 #include "tiers/other_nodes_files.hpp"
+#include "version/delete_notes.hpp"
 
 namespace slackwater {
 
-// `call`: the number of this rank's restore() call. Waits for all ranks; kTimeout names the silent ones.
-[[nodiscard]] Status exchange_node_catalogs(EngineShared& shared, std::uint64_t call, OtherNodesFiles& others);
+// `call`: the number of this rank's restore() call. Waits for all ranks; kTimeout names the silent ones. Returns the
+// notes of delete() in other directories than rank 0's: for rank 0 those that it received, for the others those that
+// they sent.
+[[nodiscard]] Result<std::vector<DeleteNote>> exchange_node_catalogs(EngineShared& shared, std::uint64_t call,
+                                                                     OtherNodesFiles& others);
 
 // After a restore that brought files of this version here: this node's directory gets attempt, index and manifest, so
 // that it can be read alone. `all` is what the restore read from.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/result.hpp"
 #include "base/thread.hpp"
@@ -15,6 +16,7 @@
 #include "engine/part.hpp"
 #include "engine/rank_committer.hpp"
 #include "engine/skip_thread.hpp"
+#include "version/delete_notes.hpp"
 #include "version/index_entries.hpp"
 
 namespace slackwater {
@@ -148,9 +150,11 @@ Status Planner::ensure_attempt(SaveJob& job, const std::stop_token& stop) {
     // The cleaner checks that its attempt is the newest before it deletes. It must not run while that changes.
     const auto nobody_deletes = cleaner_.block_deletes();
     attempt = shared_.versions.exclusive([&](VersionStore& versions) -> Result<Attempt> {
-      if (protocol_ != nullptr && !protocol_->is_rank_0()) return accept(versions, job.name.attempt, attempt_text);
+      if (protocol_ != nullptr && !protocol_->is_rank_0())
+        return accept(versions, job.name.attempt, attempt_text, start);
       if (claimed_ && claimed_->first == start.epoch) return claimed_->second;
       SW_TRY(add_unseen(versions, start));
+      SW_TRY(keep_restored(start));
       return versions.attempt().claim(options_.run_name, std::move(start.adopted), std::move(members),
                                       std::move(start.set_aside), shared_.retention,
                                       std::max(below.newest_attempt, shared_.newest_attempt_seen.load()),
@@ -212,6 +216,28 @@ Status Planner::add_unseen(VersionStore& versions, LiveVersions::Start& start) {
   return {};
 }
 
+// The restore may have chosen a version that was deleted, because tier 0 or its notes could not be read then. This run
+// goes on from it, so a tier that has not followed must not do so any more. Before the attempt that adopts it: a crash
+// in between leaves the version live, and never a run without what it goes on from.
+Status Planner::keep_restored(const LiveVersions::Start& start) const {
+  if (!start.restored || shared_.tiers.empty()) return {};
+  const VersionName& version = start.restored->name;
+  auto kept = take_back_delete(*shared_.fs, options_.path, version, start.restored->run);
+  if (!kept) {
+    kept.error().message = fmt::format(
+        "no step is saved before it is known whether step {} was deleted, because this run goes on from it ({})",
+        version.step, kept.error().message);
+    return fail(std::move(kept).error());
+  }
+  if (!kept->empty()) {
+    log_.warn(
+        "step {} (attempt {}) was deleted, but the note of that could not be read when it was restored; this run goes "
+        "on from it, so it is not deleted on {}",
+        version.step, version.attempt, fmt::join(*kept, " and "));
+  }
+  return {};
+}
+
 // One rank for each directory warns before the disk is full. A disk that does not tell its free space is not watched:
 // the save itself says what is wrong with it.
 void Planner::watch_free_space(std::uint64_t own_bytes) {
@@ -237,7 +263,9 @@ void Planner::watch_free_space(std::uint64_t own_bytes) {
 
 // On the other ranks. If this node has a directory of its own, the attempt that rank 0 sent is placed there first, and
 // one rank of the node deletes there from now on.
-Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text) {
+Result<Attempt> Planner::accept(VersionStore& versions, std::uint32_t number, const std::string& text,
+                                const LiveVersions::Start& start) {
+  if (options_.node_local && versions.attempt().lead_node()) SW_TRY(keep_restored(start));
   if (!text.empty()) SW_TRY(versions.attempt().place(text));
   SW_ASSIGN(Attempt attempt, versions.attempt().accept(number, options_.rank, protocol_->id()));
   if (options_.node_local && versions.attempt().lead_node()) {

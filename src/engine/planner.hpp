@@ -33,10 +33,12 @@ class Planner {
   [[nodiscard]] Status ensure_attempt(SaveJob& job, const std::stop_token& stop);
   [[nodiscard]] Promotions::Survey survey_below(LiveVersions::Start& start);
   [[nodiscard]] Status add_unseen(VersionStore& versions, LiveVersions::Start& start);
+  [[nodiscard]] Status keep_restored(const LiveVersions::Start& start) const;
   [[nodiscard]] Status take_place(SaveJob& job) const;
   [[nodiscard]] Status make_index(SaveJob& job) const;
   void watch_free_space(std::uint64_t own_bytes);
-  [[nodiscard]] Result<Attempt> accept(VersionStore& versions, std::uint32_t number, const std::string& text);
+  [[nodiscard]] Result<Attempt> accept(VersionStore& versions, std::uint32_t number, const std::string& text,
+                                       const LiveVersions::Start& start);
   [[nodiscard]] Status plan_kept(const std::shared_ptr<SaveJob>& job) const;
   [[nodiscard]] KeptPlan kept_plan(const std::shared_ptr<SaveJob>& job) const;
 

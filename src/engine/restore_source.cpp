@@ -28,7 +28,8 @@ void RestoreSource::make_overlay() {
 }
 
 Status RestoreSource::exchange(std::uint64_t call) {
-  SW_TRY(exchange_node_catalogs(shared_, call, others_));
+  SW_ASSIGN(const std::vector<DeleteNote> noted, exchange_node_catalogs(shared_, call, others_));
+  shared_.promotions.hear_deletes(noted);
   exchanged_ = true;
   make_overlay();
   return {};
@@ -98,7 +99,7 @@ Result<Catalog> RestoreSource::scan() {
 }
 
 Result<Catalog> RestoreSource::scan_reached() {
-  auto scanned = scan_tiers(*overlay_);
+  auto scanned = scan_tiers(*overlay_, shared_.promotions.deletes());
   if (!scanned && scanned.error().kind == ErrorKind::kNotFound) {  // of those that can be reached, none exists yet
     if (auto error = unreachable_tier_error()) return fail(std::move(*error));
   }

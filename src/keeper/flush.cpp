@@ -144,12 +144,14 @@ Result<Manifest> flush_version(FileSystem& file_system, const Clock& clock, cons
     (void)remove_partial(fs, directory, parts);
     return fail(std::move(written).error());
   }
+  // A list may hang, and whoever takes over must not wait for it. So it comes before the gate: once that is closed,
+  // nothing is published, whatever this list says.
+  const Status complete = check_files(fs, directory, parts, commit);
   decided = taken_over(root);
   static_cast<void>(gate.pass([&] {
     // Slabs are filled with something else only after their version has left the table. So what was read is what was
     // staged, as long as the table has it still.
     const auto still_there = [](const RankPart& part) { return part.region->holds(part.entry, part.version.name); };
-    const Status complete = check_files(fs, directory, parts, commit);
     if (!std::ranges::all_of(parts, still_there)) {
       decided = fail(ErrorKind::kAborted, "the version left the keeper's memory while it was written", directory);
     } else {

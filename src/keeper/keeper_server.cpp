@@ -18,7 +18,6 @@
 #include "base/result.hpp"
 #include "base/thread.hpp"
 #include "base/units.hpp"
-#include "version/names.hpp"
 
 namespace slackwater {
 namespace {
@@ -38,8 +37,12 @@ bool may_pass(const Error& error) {
          kind != ErrorKind::kUnsupported;
 }
 
-std::string listed(const std::vector<std::uint64_t>& steps) {
-  return fmt::format("{} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "));
+// "step 7 is", "steps 6, 7 are"
+std::string listed(const std::vector<Region::Kept>& kept) {
+  std::vector<std::uint64_t> steps;
+  for (const Region::Kept& each : kept) steps.push_back(each.version.name.step);
+  return fmt::format("{} {} {}", steps.size() == 1 ? "step" : "steps", fmt::join(steps, ", "),
+                     steps.size() == 1 ? "is" : "are");
 }
 
 bool ready(const pollfd& watched) { return watched.revents != 0; }
@@ -65,7 +68,7 @@ KeeperServer::KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& c
 
 KeeperServer::~KeeperServer() = default;
 
-void KeeperServer::run() {
+bool KeeperServer::run() {
   while (!done_) {
     std::vector<pollfd> watched;
     const auto watch = [&](const UniqueFd& descriptor) {
@@ -81,14 +84,11 @@ void KeeperServer::run() {
     const int count = ::poll(watched.data(), watched.size(), wait_ms().value_or(-1));
     if (count < 0 && errno != EINTR) {
       log_.error("{}", error_from_errno(errno, "the keeper cannot wait for its trainer").to_string());
-      return;
+      break;
     }
     if (count < 0) continue;
 
-    if (ready(watched[1])) {
-      signalfd_siginfo info{};
-      while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) told_to_end_ = true;
-    }
+    if (ready(watched[1])) take_signals();
     // The trainer first: one that is gone must not keep the next one out.
     if (trainer_ && (ready(watched[3]) || ready(watched[4]))) {
       if (trainer_gone(ready(watched[4]))) {
@@ -107,7 +107,6 @@ void KeeperServer::run() {
       std::uint64_t ended = 0;
       if (::read(flush_ended_.get(), &ended, sizeof ended) < 0) ended = 0;
       if (flush_ && flush_->ended) {
-        unsaved_ = std::move(flush_->left);
         if (flush_->again) try_again_later();
         flush_.reset();
       }
@@ -115,21 +114,70 @@ void KeeperServer::run() {
     }
     if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
     if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
-      log_.info("no trainer came for {}: the memory is released",
-                format_seconds(std::chrono::duration<double>(options_.keep_for).count()));
-      tell_lost();
+      const std::string waited = format_seconds(std::chrono::duration<double>(options_.keep_for).count());
+      log_.info("no trainer came for {}: the memory is released", waited);
+      tell_lost(fmt::format("not written within {} of the trainer's end (memory_timeout)", waited));
       done_ = true;
     }
-    if (told_to_end_ && !trainer_ && !flush_ && !flush_at_) done_ = true;
+    if (!done_ && told_to_end_ && !trainer_ && !flush_ && !flush_at_) {
+      tell_lost("the keeper was told to end");
+      done_ = true;
+    }
+    if (!done_ && !trainer_ && end_at_ && clock_.now() >= *end_at_) {
+      tell_lost(fmt::format("not written within {} of SIGTERM, or of the trainer's end",
+                            format_seconds(std::chrono::duration<double>(options_.end_within).count())));
+      done_ = true;
+    }
   }
   // Closed before the threads are joined: the flush ends after the slab in hand, and publishes nothing more.
   hand_over();
   memory_ = UniqueFd();
+  return flushes_end_within(options_.idle_within);
+}
+
+void KeeperServer::take_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
+    if (std::exchange(told_to_end_, true)) continue;
+    log_.info("told to end (SIGTERM){}", trainer_ ? ": this happens after its trainer's end" : "");
+    if (!trainer_) end_at_ = clock_.now() + options_.end_within;
+  }
+}
+
+// Before the memory goes, without a trainer that would know better. A decision that is being written may still come into
+// force: then the step is there, and the log only said too little.
+void KeeperServer::tell_lost(const std::string& why) {
+  if (!memory_) return;
+  const auto region = open_memory();
+  if (!region) return log_.error("the memory cannot be read: {}", region.error().to_string());
+  const std::vector<Region::Kept> lost = unsettled(**region);
+  if (lost.empty()) return;
+  log_.error("{} only in this memory, as far as the keeper knows, and lost with it: {}{}", listed(lost), why,
+             stopped_.empty() ? "" : ", because an earlier write hangs");
+}
+
+// Their gates are closed: they end after the call in hand. That may hang.
+bool KeeperServer::flushes_end_within(std::chrono::milliseconds limit) {
+  const auto all_ended = [this] {
+    return std::ranges::all_of(stopped_, [](const auto& old) { return old->ended.load(); });
+  };
+  const auto until = std::chrono::steady_clock::now() + limit;
+  while (!all_ended()) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(until - std::chrono::steady_clock::now()).count();
+    if (left <= 0) return false;
+    pollfd ended{.fd = flush_ended_.get(), .events = POLLIN, .revents = 0};
+    std::uint64_t count = 0;
+    if (::poll(&ended, 1, static_cast<int>(left)) > 0 && ::read(flush_ended_.get(), &count, sizeof count) < 0)
+      count = 0;
+  }
+  return true;
 }
 
 std::optional<int> KeeperServer::wait_ms() const {
   if (trainer_ || !release_at_) return std::nullopt;
-  const TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  TimePoint next = flush_at_ ? std::min(*flush_at_, *release_at_) : *release_at_;
+  if (end_at_) next = std::min(next, *end_at_);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next - clock_.now()).count() + 1;
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
 }
@@ -175,8 +223,8 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
     case MessageKind::kRelease:
       if (trainer_ && !is_trainer && !trainer_gone(false)) break;
       log_.info("process {} asks to release the memory: the keeper ends", peer.process);
+      if (!is_trainer) tell_lost(fmt::format("process {} does not use it", peer.process));
       hand_over();
-      tell_lost();
       memory_ = UniqueFd();
       done_ = true;
       listener_ = UniqueFd();  // before the reply: whoever has it may start another keeper at once
@@ -206,7 +254,7 @@ void KeeperServer::attach(Peer& peer) {
   (void)peer.socket.close();  // what is left of it is removed by run()
   trainer_ = std::move(moved);
   release_at_.reset();
-  unsaved_.clear();  // that is the trainer's business now
+  end_at_.reset();
   log_.info("process {} is attached", trainer_->process);
   const std::uint32_t hangs = earlier_flush_hangs() ? 1 : 0;
   if (memory_) return send(*trainer_, {.kind = MessageKind::kMemory, .flushing = hangs}, &memory_);
@@ -215,6 +263,7 @@ void KeeperServer::attach(Peer& peer) {
 
 void KeeperServer::make_memory(Peer& peer, std::uint64_t size_bytes) {
   memory_ = UniqueFd();  // before the new memory: there is never more than one
+  settled_.lock()->clear();
   auto made = make_shared_memory("slackwater", size_bytes);
   if (!made) {
     log_.error("{}", made.error().to_string());
@@ -238,6 +287,7 @@ void KeeperServer::trainer_ended() {
   log_.info("process {} has ended or disconnected", trainer_->process);
   trainer_.reset();
   release_at_ = clock_.now() + options_.keep_for;
+  if (told_to_end_) end_at_ = clock_.now() + options_.end_within;
   lock_tries_ = 0;
   flush_pause_ = options_.flush_pause;
   begin_flush();
@@ -263,21 +313,32 @@ void KeeperServer::try_again_later() {
   flush_pause_ = std::min(2 * flush_pause_, kLastFlushPause);
 }
 
+Result<std::shared_ptr<const Region>> KeeperServer::open_memory() const {
+  SW_ASSIGN(auto memory, SharedMemory::map(memory_, SharedMemory::Access::kRead));
+  SW_ASSIGN(Region region, Region::open(std::move(memory)));
+  return std::make_shared<const Region>(std::move(region));
+}
+
+// What the last trainer staged and nobody has committed since, as far as this keeper knows.
+std::vector<Region::Kept> KeeperServer::unsettled(const Region& region) const {
+  std::vector<Region::Kept> staged = region.kept();
+  const auto settled = settled_.lock();
+  std::erase_if(staged, [&](const Region::Kept& kept) {
+    return kept.state != KeptState::kStaged || settled->contains(kept.version.name);
+  });
+  return staged;
+}
+
 // False: not yet.
 bool KeeperServer::start_flush() {
   if (earlier_flush_hangs()) return false;  // it may still remove what this one writes
-  auto memory = SharedMemory::map(memory_, SharedMemory::Access::kRead);
+  const auto memory = open_memory();
   if (!memory) {
     log_.error("the memory cannot be read now: {}", memory.error().to_string());
-    try_again_later();
+    if (memory.error().kind != ErrorKind::kCorrupt) try_again_later();
     return true;
   }
-  auto opened = Region::open(std::move(*memory));
-  if (!opened) {
-    log_.error("the memory cannot be read: {}", opened.error().to_string());
-    return true;
-  }
-  const auto region = std::make_shared<const Region>(std::move(*opened));
+  const std::shared_ptr<const Region>& region = *memory;
   std::vector<Region::Kept> waiting = steps_to_flush(*region);
   if (waiting.empty()) return true;
   // The lock keeps others from deleting a version that is being written. Without it, nothing is flushed. A trainer that
@@ -286,7 +347,7 @@ bool KeeperServer::start_flush() {
   auto lock = fs_.try_lock(lock_path(options_.directory));
   if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) return false;
   if (!lock) {
-    log_.error("{} cannot be written to disk now: {}", listed(unsaved_), lock.error().to_string());
+    log_.error("{} not written to disk yet, and is tried again: {}", listed(waiting), lock.error().to_string());
     try_again_later();
     return true;
   }
@@ -308,40 +369,29 @@ bool KeeperServer::start_flush() {
   return true;
 }
 
-// What the last trainer staged and did not commit, and one keeper can commit. The log says what is held otherwise.
+// Of those, what one keeper can commit. The log says what is held otherwise.
 std::vector<Region::Kept> KeeperServer::steps_to_flush(const Region& region) {
-  std::vector<Region::Kept> staged = region.kept();
-  std::erase_if(staged, [](const Region::Kept& kept) { return kept.state != KeptState::kStaged; });
-  unsaved_.clear();
-  for (const Region::Kept& kept : staged) unsaved_.push_back(kept.version.name.step);
+  std::vector<Region::Kept> staged = unsettled(region);
   if (staged.empty()) {
     log_.info("the memory holds nothing unsaved");
   } else if (region.shape().world > 1) {
-    log_.info("{} held for the restart, because one keeper cannot commit a step of several ranks", listed(unsaved_));
+    log_.info("{} held for the restart, because one keeper cannot commit a step of several ranks", listed(staged));
     staged.clear();
   }
   return staged;
-}
-
-// Before the memory goes.
-void KeeperServer::tell_lost() {
-  if (unsaved_.empty()) return;
-  log_.error("{} was only in this memory, as far as the keeper knows, and is lost", listed(unsaved_));
-  unsaved_.clear();
 }
 
 void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& region,
                          const std::vector<Region::Kept>& waiting) {
   for (const Region::Kept& kept : waiting) {
     const std::uint64_t step = kept.version.name.step;
-    flush.left.push_back(step);
     try {
       const RankPart part{.region = region, .entry = kept.entry, .version = kept.version};
       const auto flushed =
           flush_version(fs_, clock_, options_.directory, {&part, 1}, kept.members[0], flush.gate, log_);
       if (flushed) {
-        flush.left.pop_back();
         log_.info("step {} is committed", step);
+        settled_.lock()->insert(kept.version.name);
       } else {
         log_.error("step {} could not be written: {}", step, flushed.error().to_string());
         if (may_pass(flushed.error())) flush.again = true;
@@ -356,8 +406,13 @@ void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& regi
 void KeeperServer::hand_over() {
   flush_at_.reset();
   if (!flush_) return;
-  flush_->gate.close();
-  static_cast<void>(flush_->gate.wait_idle(options_.idle_within));
+  if (!done_) {
+    flush_->gate.close();
+    static_cast<void>(flush_->gate.wait_idle(options_.idle_within));
+  } else if (!flush_->gate.close_within(options_.idle_within)) {  // the keeper ends: nobody reads what was decided
+    log_.warn(
+        "the decision about a step is still being written: whether it is committed will be seen at the next start");
+  }
   // At once, and not when its thread ends: that may hang in a write.
   flush_->lock.reset();
   stopped_.push_back(std::exchange(flush_, nullptr));

@@ -18,16 +18,19 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/guarded.hpp"
 #include "base/log.hpp"
 #include "base/unique_fd.hpp"
 #include "keeper/flush.hpp"
 #include "keeper/keeper_socket.hpp"
 #include "os/clock.hpp"
 #include "os/file_system.hpp"
+#include "version/names.hpp"
 
 namespace slackwater {
 
@@ -39,6 +42,9 @@ struct KeeperOptions {
   std::chrono::milliseconds idle_within{1'000};
   // Until a flush that failed is tried again. Doubles with each failure, up to a minute.
   std::chrono::milliseconds flush_pause{1'000};
+  // How long a step may take to be written after SIGTERM, or after the trainer's end if that comes later. Kubernetes
+  // kills 30 s after its SIGTERM.
+  std::chrono::milliseconds end_within{20'000};
 };
 
 class KeeperServer {
@@ -47,8 +53,9 @@ class KeeperServer {
   KeeperServer(KeeperOptions options, FileSystem& fs, const Clock& clock, Log log, UniqueFd listener, UniqueFd signals);
   ~KeeperServer();
 
-  // Returns when the keeper is to end. Its memory is released then.
-  void run();
+  // Returns when the keeper is to end. Its memory is released then. False: a thread hangs in the file system, and the
+  // destructor would wait for it. The process should end at once.
+  [[nodiscard]] bool run();
 
  private:
   struct Peer {
@@ -60,9 +67,8 @@ class KeeperServer {
     PublishGate gate;
     std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
     std::atomic<bool> ended{false};
-    std::atomic<bool> again{false};  // it failed, but need not fail the next time
-    std::vector<std::uint64_t> left;  // steps that it has not committed; for the main thread once `ended` is set
-    std::jthread thread;             // started last
+    std::atomic<bool> again{false};   // it failed, but need not fail the next time
+    std::jthread thread;              // started last
   };
 
   [[nodiscard]] std::optional<int> wait_ms() const;
@@ -73,10 +79,14 @@ class KeeperServer {
   void make_memory(Peer& peer, std::uint64_t size_bytes);
   [[nodiscard]] bool trainer_gone(bool process_ended) const;
   void trainer_ended();
+  void take_signals();
+  [[nodiscard]] bool flushes_end_within(std::chrono::milliseconds limit);
+  [[nodiscard]] Result<std::shared_ptr<const Region>> open_memory() const;
+  [[nodiscard]] std::vector<Region::Kept> unsettled(const Region& region) const;
   void begin_flush();
   [[nodiscard]] bool start_flush();
   void try_again_later();
-  void tell_lost();
+  void tell_lost(const std::string& why);
   [[nodiscard]] std::vector<Region::Kept> steps_to_flush(const Region& region);
   void flush(Flush& flush, const std::shared_ptr<const Region>& region, const std::vector<Region::Kept>& waiting);
   void hand_over();
@@ -98,9 +108,10 @@ class KeeperServer {
   std::optional<TimePoint> flush_at_;  // when to try again
   std::chrono::milliseconds flush_pause_{};
   unsigned lock_tries_ = 0;
-  std::vector<std::uint64_t> unsaved_;  // steps of the last trainer that nothing else has, as far as is known
-  bool told_to_end_ = false;  // by SIGTERM: ends as soon as there is no trainer and nothing to flush
+  bool told_to_end_ = false;         // by SIGTERM: ends as soon as there is no trainer and nothing to flush
+  std::optional<TimePoint> end_at_;  // told to end, and without a trainer: when to give up what is not written
   bool done_ = false;
+  Guarded<std::set<VersionName>> settled_;       // in the memory, and committed by a flush of this keeper
   std::shared_ptr<Flush> flush_;                 // the current one; null: none
   std::vector<std::shared_ptr<Flush>> stopped_;  // their gates are closed, but they may hang in a write
 };

@@ -20,6 +20,12 @@ class PublishGate {
     open_ = false;
     changed_.wait(lock, [this] { return !deciding_; });
   }
+  // The same, but false if the decision is still being written after `limit`. It may come into force later.
+  [[nodiscard]] bool close_within(std::chrono::milliseconds limit) {
+    std::unique_lock lock(mutex_);
+    open_ = false;
+    return changed_.wait_for(lock, limit, [this] { return !deciding_; });
+  }
   [[nodiscard]] bool open() const {
     const std::lock_guard lock(mutex_);
     return open_;

@@ -107,11 +107,9 @@ TierStatus CopyBacklog::status() const {
   return status;
 }
 
-std::vector<std::uint64_t> CopyBacklog::removing() const {
+std::vector<DeleteNote> CopyBacklog::removing() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::uint64_t> steps;
-  for (const DeleteNote& deleted : removed_) steps.push_back(deleted.version.step);
-  return steps;
+  return {removed_.begin(), removed_.end()};
 }
 
 std::optional<Error> CopyBacklog::refusal() const {

@@ -42,8 +42,8 @@ class CopyBacklog {
   [[nodiscard]] std::set<VersionName> held() const;
   [[nodiscard]] TierStatus status() const;
   [[nodiscard]] std::optional<Error> refusal() const;  // why nothing is copied any more; see refuse()
-  // The steps that the user deleted and that are still to be deleted on this tier.
-  [[nodiscard]] std::vector<std::uint64_t> removing() const;
+  // What the user deleted and is still to be deleted on this tier.
+  [[nodiscard]] std::vector<DeleteNote> removing() const;
   // True: nothing waits any more, and promoter and cleaner are at rest. Gives up when `deadline` has passed, or when
   // nothing has moved for `idle_limit`. Bytes that do not make a whole part yet count, but not behind an error: a dead
   // tier takes some bytes of every try.

@@ -46,7 +46,8 @@ Promoter::Promoter(const Tier& tier, const PromotionSource& source, unsigned num
                            .direct_io = source.direct_io,
                            .buffer_bytes = source.buffer_bytes,
                            .leads_node = source.leads_node,
-                           .number = number})) {}
+                           .number = number,
+                           .deletes_heard = deletes_heard_})) {}
 
 Promoter::~Promoter() { stop(); }
 
@@ -66,7 +67,15 @@ void Promoter::stop() {
 std::optional<TierInventory> Promoter::wait_inventory(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   inventory_changed_.wait_until(lock, deadline, [&] { return inventory_taken_; });
-  return inventory_;
+  std::optional<TierInventory> inventory = inventory_;
+  if (inventory) note_deleted(*inventory, *deletes_heard_.lock());  // heard since
+  return inventory;
+}
+
+void Promoter::hear_deletes(const std::vector<DeleteNote>& notes) {
+  const auto heard = deletes_heard_.lock();
+  *heard = notes;
+  std::erase_if(*heard, [this](const DeleteNote& note) { return note.tier != noted_location(tier_.root()); });
 }
 
 void Promoter::list_tier() {

@@ -55,6 +55,7 @@ class Promoter {
   // What was on the tier when the thread started. nullopt: it could not be reached, or not by then, or this run has
   // written to it since.
   [[nodiscard]] std::optional<TierInventory> wait_inventory(std::chrono::steady_clock::time_point deadline);
+  void hear_deletes(const std::vector<DeleteNote>& notes);  // as Promotions::hear_deletes()
 
  private:
   void loop(const std::stop_token& stop);
@@ -65,6 +66,7 @@ class Promoter {
   const std::string thread_name_;
   CopyBacklog backlog_;
   BandwidthCap cap_;
+  Guarded<std::vector<DeleteNote>> deletes_heard_;
   const std::unique_ptr<TierWorker> worker_;
 
   // For the thread only.

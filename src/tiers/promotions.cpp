@@ -69,6 +69,19 @@ void Promotions::remove(const VersionName& version, const std::string& run) {
   for (const auto& promoter : promoters_) promoter->backlog().remove(note_for(*promoter, version, run));
 }
 
+void Promotions::hear_deletes(const std::vector<DeleteNote>& notes) {
+  for (const auto& promoter : promoters_) promoter->hear_deletes(notes);
+}
+
+std::vector<DeleteNote> Promotions::deletes() const {
+  std::vector<DeleteNote> all;
+  for (const auto& promoter : promoters_) {
+    const std::vector<DeleteNote> notes = promoter->backlog().removing();
+    all.insert(all.end(), notes.begin(), notes.end());
+  }
+  return all;
+}
+
 std::set<VersionName> Promotions::held() const {
   std::set<VersionName> all;
   for (const auto& promoter : promoters_) all.merge(promoter->backlog().held());
@@ -101,7 +114,8 @@ Status Promotions::wait_idle(std::optional<std::chrono::steady_clock::time_point
     if (idle) continue;
     const TierStatus status = promoter->backlog().status();
     const std::string steps = fmt::format("{}", fmt::join(status.waiting, ", "));
-    const std::vector<std::uint64_t> removing = promoter->backlog().removing();
+    std::vector<std::uint64_t> removing;
+    for (const DeleteNote& note : promoter->backlog().removing()) removing.push_back(note.version.step);
     std::string what;
     if (!steps.empty()) {
       what = fmt::format("steps {} were not copied to {}; they stay on tier 0 and the next run copies them", steps,

@@ -109,6 +109,8 @@ Result<std::vector<DeleteNote>> TierLeader::pending() const {
   SW_ASSIGN(DeleteNotes pending, pending_deletes(work_.local, work_.local_root));
   const std::string noted = noted_location(work_.tier.root());
   std::erase_if(pending.notes, [&](const DeleteNote& note) { return note.tier != noted; });
+  const std::vector<DeleteNote> heard = *work_.deletes_heard.lock();
+  pending.notes.insert(pending.notes.end(), heard.begin(), heard.end());
   return std::move(pending.notes);
 }
 

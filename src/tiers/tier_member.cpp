@@ -34,6 +34,8 @@ Status TierMember::begin_attempt(const Attempt& attempt, std::optional<std::uint
   copied_.clear();
   source_errors_.clear();
   failed_.clear();
+  noted_ = *work_.deletes_heard.lock();
+  for (const DeleteNote& note : noted_) work_.backlog.remove(note);  // close() waits for it
   return {};
 }
 
@@ -68,7 +70,28 @@ Result<TierWorker::Outcome> TierMember::advance(const std::stop_token& stop) {
     if (!copied) SW_TRY(copy_own(version, stop));
   }
   drop_settled(there);
-  return work_.backlog.waiting().empty() ? Outcome::kIdle : Outcome::kWaiting;
+  SW_TRY(unlink_followed(there));
+  return work_.backlog.waiting().empty() && noted_.empty() ? Outcome::kIdle : Outcome::kWaiting;
+}
+
+// Of a delete() in an earlier run, when rank 0 was on this node. Rank 0 deletes on the tier, and does not see this
+// directory.
+Status TierMember::unlink_followed(const std::vector<VersionName>& there) {
+  std::vector<DeleteNote> left;
+  for (const DeleteNote& note : noted_) {
+    if (contains(there, note.version)) {
+      const auto manifest = read_manifest(work_.tier.fs(), work_.tier.root(), note.version);
+      // Rank 0 removes what it finds without a manifest, too. What another run saved stays.
+      if (!manifest || is_meant(note, manifest->run)) {
+        left.push_back(note);
+        continue;
+      }
+    }
+    SW_TRY(erase_delete_note(work_.local, work_.local_root, note.version, note.tier));
+    work_.backlog.forget(note.version);
+  }
+  noted_ = std::move(left);
+  return {};
 }
 
 // Rank 0 also adopts what only this tier has.
@@ -177,7 +200,8 @@ void TierMember::drop_settled(const std::vector<VersionName>& there) {
 }
 
 Status TierMember::remove(const std::vector<DeleteNote>& deleted) {
-  for (const DeleteNote& note : deleted) work_.backlog.forget(note.version);
+  for (const DeleteNote& note : deleted)
+    if (std::ranges::find(noted_, note) == noted_.end()) work_.backlog.forget(note.version);
   return {};
 }
 

@@ -37,6 +37,7 @@ class TierMember final : public TierWorker {
   [[nodiscard]] Status settle_failure(const VersionName& version, const Error& error);
   [[nodiscard]] Status write_note(const VersionName& version);
   [[nodiscard]] Status learn_adopted();
+  [[nodiscard]] Status unlink_followed(const std::vector<VersionName>& there);
   void drop_settled(const std::vector<VersionName>& there);
 
   const TierWork work_;
@@ -46,6 +47,7 @@ class TierMember final : public TierWorker {
   std::set<VersionName> published_;                         // on the tier
   std::map<VersionName, std::vector<std::string>> copied_;  // begun; this rank's records, which are there
   std::map<VersionName, int> source_errors_;                // how often tier 0 could not be read
+  std::vector<DeleteNote> noted_;                           // on this node, and this tier has not followed yet
   std::map<VersionName, std::string> failed_;               // begun, this rank cannot copy its files, and why
 };
 

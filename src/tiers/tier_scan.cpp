@@ -82,7 +82,7 @@ void leave_out_deleted(const std::vector<DeleteNote>& notes, Catalog& catalog, s
 
 }  // namespace
 
-Result<TierScan> scan_tiers(TierOverlay& overlay) {
+Result<TierScan> scan_tiers(TierOverlay& overlay, const std::vector<DeleteNote>& deleted) {
   const std::vector<TierPlace>& tiers = overlay.tiers();
   std::uint32_t newest_attempt = 0;
   const std::map<std::size_t, Attempt> newest = newest_attempts(overlay, newest_attempt);
@@ -92,7 +92,8 @@ Result<TierScan> scan_tiers(TierOverlay& overlay) {
   for (;;) {
     // Before the versions: whatever is deleted on its tier in between, and loses its note, is not listed then.
     std::vector<std::string> sentences;
-    const std::vector<DeleteNote> notes = deletes_known(overlay, sentences);
+    std::vector<DeleteNote> notes = deletes_known(overlay, sentences);
+    notes.insert(notes.end(), deleted.begin(), deleted.end());
     SW_ASSIGN(Catalog catalog, scan_catalog(overlay, overlay.root()));
     bool moved = false;
     for (const CatalogEntry& entry : catalog.entries) {

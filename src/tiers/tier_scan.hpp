@@ -10,6 +10,7 @@
 #include "slackwater/error.hpp"
 #include "tiers/tier_overlay.hpp"
 #include "version/catalog.hpp"
+#include "version/delete_notes.hpp"
 
 namespace slackwater {
 
@@ -25,7 +26,8 @@ struct TierScan {
 // is no checkpoint". What delete() removed from tier 0, and a lower tier still has, is not in the catalog
 // (version/delete_notes.hpp). A damaged manifest or attempt file comes from the next tier that has it. It fails if none
 // can be reached. It may be called again.
-[[nodiscard]] Result<TierScan> scan_tiers(TierOverlay& overlay);
+// `deleted`: what this process has deleted, whether or not tier 0 can say so now.
+[[nodiscard]] Result<TierScan> scan_tiers(TierOverlay& overlay, const std::vector<DeleteNote>& deleted = {});
 
 // "the tier /nfs/run cannot be reached: ..."; the overlay has left out at least one.
 [[nodiscard]] Error unreachable_tiers(const TierOverlay& overlay);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/guarded.hpp"
 #include "base/log.hpp"
 #include "os/clock.hpp"
 #include "tiers/bandwidth_cap.hpp"
@@ -40,6 +41,9 @@ struct TierWork {
   // With a directory on each node: whether this rank leads the ranks of its node. Null: all share tier 0.
   const std::atomic<bool>* leads_node = nullptr;
   unsigned number = 1;  // of the tier, for the names of threads
+  // What this tier has still to delete, and another node than rank 0's has noted (Promotions::hear_deletes). Rank 0
+  // follows, and the leader of that node unlinks its notes then.
+  const Guarded<std::vector<DeleteNote>>& deletes_heard;
 
   // Whether an error is about tier 0, and not about the tier that is copied to.
   [[nodiscard]] bool is_about_source(const Error& error) const { return error.path.starts_with(local_root + "/"); }
@@ -75,7 +79,7 @@ class TierWorker {
   [[nodiscard]] virtual Status begin_attempt(const Attempt& attempt, std::optional<std::uint64_t> continued) = 0;
   // Does the next piece of work. kAborted: another run has taken this tier over. kClosed: told to stop.
   [[nodiscard]] virtual Result<Outcome> advance(const std::stop_token& stop) = 0;
-  // The user deleted these. Only rank 0 does anything.
+  // The user deleted these. Only rank 0 deletes.
   [[nodiscard]] virtual Status remove(const std::vector<DeleteNote>& deleted) = 0;
   // Ends threads of its own, and gives up the lock of the tier. From the thread that stops the promoter, once that has
   // ended.

@@ -14,6 +14,7 @@
 #include "version/attempt.hpp"
 #include "version/catalog.hpp"
 #include "version/fields.hpp"
+#include "version/retention.hpp"
 
 namespace slackwater {
 namespace {
@@ -116,6 +117,23 @@ Status withdraw_delete_notes(FileSystem& fs, const std::string& root, const Vers
   SW_ASSIGN(std::vector<std::string> names, note_names(fs, root));
   std::erase_if(names, [&](const std::string& name) { return parse_delete_note_file(name) != version; });
   return unlink_notes(fs, root, names);
+}
+
+Result<std::vector<std::string>> take_back_delete(FileSystem& fs, const std::string& root, const VersionName& version,
+                                                  const std::string& run) {
+  SW_ASSIGN(const std::vector<std::string> listed, note_names(fs, root));
+  std::vector<std::string> names;
+  std::vector<std::string> tiers;
+  for (const std::string& name : listed) {
+    if (parse_delete_note_file(name) != version) continue;
+    const auto note = read_note(fs, root, name);
+    if (note && !is_meant(*note, run)) continue;  // another version of that name
+    names.push_back(name);
+    // One that cannot be read now may be readable, and followed, later.
+    tiers.push_back(note ? note->tier : fmt::format("a tier (its note {} cannot be read)", name));
+  }
+  SW_TRY(unlink_notes(fs, root, names));
+  return tiers;
 }
 
 Status withdraw_void_delete_notes(FileSystem& fs, const std::string& root) {

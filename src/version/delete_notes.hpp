@@ -46,6 +46,11 @@ inline constexpr std::uint64_t kMaxDeleteNoteBytes = 64u << 10;
 
 // Nothing was deleted, or the version goes for another reason.
 [[nodiscard]] Status withdraw_delete_notes(FileSystem& fs, const std::string& root, const VersionName& version);
+// A restore could not read the notes, and has chosen a version that was deleted. The run goes on from it, so no tier
+// may delete it any more: call it before the attempt that adopts the version. `run` saved it; empty: unknown. Returns
+// the tiers that were to delete it.
+[[nodiscard]] Result<std::vector<std::string>> take_back_delete(FileSystem& fs, const std::string& root,
+                                                                const VersionName& version, const std::string& run);
 // All that are not in force: a crash came between a note and what it was to announce. Call it with the lock held, while
 // no delete() runs.
 [[nodiscard]] Status withdraw_void_delete_notes(FileSystem& fs, const std::string& root);

@@ -85,6 +85,80 @@ TEST_F(DeletesTest, ACheckpointThatAnotherRunSavedUnderTheNameStays) {
   EXPECT_TRUE(notes().empty());
 }
 
+// The restore cannot know that the step was deleted. From then on the run depends on it.
+TEST_F(DeletesTest, WhatTheRunGoesOnFromIsNotDeletedThoughTheNoteCouldNotBeReadThen) {
+  struct Case {
+    const char* what;
+    FsCall call;
+    std::string path;
+  };
+  for (const Case& each : {Case{"tier 0 is away", FsCall::kList, upper()},
+                           Case{"the note cannot be read", FsCall::kOpen, "/.slackwater/delete-"}}) {
+    SCOPED_TRACE(each.what);
+    delete_unheard(3);
+    ASSERT_EQ(notes().size(), 1u);
+    FaultFileSystem* tier_0 = nullptr;
+    Run run = start_faulty(&tier_0);
+    tier_0->fail(each.call, EIO, {.times = kAlways, .path = each.path});
+    Reader reader;
+    ASSERT_EQ(restore(*run, reader), 3u);
+    tier_0->clear_faults();
+    save_and_commit(*run, 4, model_);
+    copied(run);
+    ASSERT_TRUE(run->close());
+    EXPECT_EQ(live(lower()), "1 2 3 4");
+    EXPECT_TRUE(notes().empty());
+    EXPECT_NE(log().find("this run goes on from it, so it is not deleted on " + lower()), std::string::npos) << log();
+    run.engine.reset();
+    for (const std::string& root : {upper(), lower()}) {
+      stdfs::remove_all(root);
+      stdfs::copy(spare(), root, stdfs::copy_options::recursive);
+    }
+  }
+}
+
+TEST_F(DeletesTest, UntilItIsKnownWhetherTheRestoredStepWasDeletedNothingIsSaved) {
+  delete_unheard(3);
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  tier_0->fail(FsCall::kOpen, EIO, {.times = kAlways, .path = "/.slackwater/delete-"});
+  tier_0->fail(FsCall::kUnlink, EIO, {.path = "/.slackwater/delete-"});
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  const Status failed = save(*run, 4, model_).wait(Level::kCommitted);
+  ASSERT_FALSE(failed) << "an attempt was claimed that depends on what is still to be deleted";
+  EXPECT_NE(failed.error().message.find("before it is known whether step 3 was deleted"), std::string::npos)
+      << failed.error().to_string();
+  static_cast<void>(run->wait(Level::kCommitted));  // told once is enough
+  save_and_commit(*run, 5, model_);
+  copied(run);
+  EXPECT_EQ(live(lower()), "1 2 3 5");
+  EXPECT_TRUE(run->close());
+}
+
+TEST_F(DeletesTest, WhatThisProcessHasDeletedIsNotRestoredThoughTier0IsAway) {
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  run.tier->fail(FsCall::kUnlink, EIO, {.times = kAlways});
+  ASSERT_TRUE(run->remove(3));
+  tier_0->fail(FsCall::kList, EIO, {.times = kAlways, .path = upper()});
+  Reader reader;
+  EXPECT_EQ(restore(*run, reader), 2u);
+  static_cast<void>(run->close(std::chrono::milliseconds(1)));
+}
+
+TEST_F(DeletesTest, WhatIsDeletedAfterItWasRestoredStaysDeleted) {
+  Run run = start(kept_, 0, 1, 0);
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  ASSERT_TRUE(run->remove(3));
+  save_and_commit(*run, 4, model_);
+  copied(run);
+  EXPECT_EQ(live(lower()), "1 2 4");
+  EXPECT_TRUE(notes().empty());
+  EXPECT_TRUE(run->close());
+}
+
 TEST_F(DeletesTest, ADamagedNoteDeletesNothingAndIsNamed) {
   delete_unheard(3);
   ASSERT_EQ(notes().size(), 1u);

@@ -20,7 +20,7 @@ class KeeperThread {
     server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = directory_}, *disk_, clock_,
                                              Log([](LogLevel, std::string_view) {}),
                                              listen_at(keeper_address(directory_, 0).value()).value(), UniqueFd());
-    thread_ = std::thread([this] { server_->run(); });
+    thread_ = std::thread([this] { static_cast<void>(server_->run()); });
   }
   ~KeeperThread() {
     release_stale_keeper({.directory = directory_});  // unless a clean close() has done so

@@ -42,7 +42,7 @@ class MemoryTierTest : public ::testing::Test {
     server_ = std::make_unique<KeeperServer>(
         KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, keeper_disk_, clock_,
         Log([](LogLevel, std::string_view) {}), listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
-    thread_ = std::thread([this] { server_->run(); });
+    thread_ = std::thread([this] { static_cast<void>(server_->run()); });
     auto trainer = KeeperClient::attach(settings_).value().value();
     auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
     const auto entry = region.begin(name());

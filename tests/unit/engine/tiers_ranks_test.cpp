@@ -1,10 +1,13 @@
 // Restore over tiers with several ranks: all of them restore the same version, bytes from below cross the network once,
 // and nodes with directories of their own make up one checkpoint.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
 #include <thread>
+
+#include <fmt/format.h>
 
 #include "engine/engine_impl.hpp"
 #include "support/fault_file_system.hpp"
@@ -443,27 +446,68 @@ TEST_F(NodeLocalTest, AStepThatTheLostNodeDidNotCopyBelowFallsBackToTheOneBefore
 }
 
 // The other nodes still have the step, and only rank 0's node knows that it was deleted.
-TEST_F(NodeLocalTest, AStepThatTheTierBelowHasStillToDeleteIsUsedByNoNode) {
-  Ranks first = start_nodes(4);
-  commit_all(first, 1);
-  commit_all(first, 2);
-  for (const auto& rank : first) ASSERT_TRUE(rank->engine->wait_copied());
-  first[0]->fs->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = lower()});
-  ASSERT_TRUE(first[0]->engine->remove(2));
-  {
-    std::vector<std::jthread> threads;
-    for (const auto& rank : first)
-      threads.emplace_back([&rank] { static_cast<void>(rank->engine->close(std::chrono::milliseconds(300))); });
+class NodeLocalDeleteTest : public NodeLocalTest {
+ protected:
+  // Steps 1 and 2 on two nodes. The tier below has not followed.
+  void delete_unheard(std::uint64_t step) {
+    Ranks first = start_nodes(4);
+    commit_all(first, 1);
+    commit_all(first, 2);
+    for (const auto& rank : first) ASSERT_TRUE(rank->engine->wait_copied());
+    first[0]->fs->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = lower()});
+    ASSERT_TRUE(first[0]->engine->remove(step));
+    {
+      std::vector<std::jthread> threads;
+      for (const auto& rank : first)
+        threads.emplace_back([&rank] { static_cast<void>(rank->engine->close(std::chrono::milliseconds(300))); });
+    }
+    ASSERT_TRUE(has(node(1), step));
+    ASSERT_TRUE(has(lower(), step));
   }
-  first.clear();
-  ASSERT_TRUE(stdfs::exists(node(1) + "/step-0000000002.a1/manifest.json"));
-  ASSERT_TRUE(stdfs::exists(lower() + "/step-0000000002.a1/manifest.json"));
+  [[nodiscard]] static bool has(const std::string& root, std::uint64_t step) {
+    return stdfs::exists(version_path(root, {step, 1}) + "/" + kManifestName);
+  }
+  [[nodiscard]] static int notes(const std::string& root) {
+    int count = 0;
+    for (const auto& entry : stdfs::directory_iterator(control_path(root)))
+      count += parse_delete_note_file(entry.path().filename().string()) ? 1 : 0;
+    return count;
+  }
+};
+
+TEST_F(NodeLocalDeleteTest, AStepThatTheTierBelowHasStillToDeleteIsUsedByNoNode) {
+  delete_unheard(2);
   Ranks ranks = start_nodes(4);
   EXPECT_EQ(restore_all(ranks), 1u);
   commit_all(ranks, 3);
   for (const auto& rank : ranks) EXPECT_TRUE(rank->engine->wait_copied());
   EXPECT_FALSE(stdfs::exists(lower() + "/step-0000000002.a1"));
   close_all(ranks);
+}
+
+TEST_F(NodeLocalDeleteTest, ARunWhoseRank0IsOnAnotherNodeFollowsToo) {
+  for (const std::uint64_t step : {1u, 2u}) {
+    delete_unheard(step);
+    ASSERT_EQ(notes(node(0)), 1);
+    Ranks ranks = start_nodes(4, [](std::uint32_t rank) { return 1 - rank / kPerNode; });
+    EXPECT_EQ(restore_all(ranks), 3 - step);
+    commit_all(ranks, 3);
+    for (const auto& rank : ranks) {
+      const Status copied = rank->engine->wait_copied();
+      EXPECT_TRUE(copied) << copied.error().to_string();
+    }
+    EXPECT_FALSE(has(lower(), step));
+    EXPECT_TRUE(has(lower(), 3 - step));
+    EXPECT_EQ(notes(node(0)), 0) << "the next run would hide a copy that somebody brings back";
+    close_all(ranks);
+    const Catalog left = scan_catalog(*ranks[0]->real, node(1)).value();
+    EXPECT_FALSE(std::ranges::any_of(left.live_versions(), [&](const auto& info) { return info.step == step; }));
+    // One true thing is said, and nothing else.
+    EXPECT_NE(log().find(fmt::format("step {} (attempt 1) is not used: it was deleted", step)), std::string::npos);
+    EXPECT_EQ(log().find("set aside"), std::string::npos) << log();
+    ranks.clear();
+    for (const std::string& root : {node(0), node(1), lower()}) stdfs::remove_all(root);
+  }
 }
 
 TEST_F(NodeLocalTest, ANodeThatDiedBeforeItHadTheDecisionLearnsItFromTheOthers) {

@@ -92,6 +92,17 @@ TEST_F(FlushTest, NothingIsPublishedAfterTheNextTrainerTookOver) {
   EXPECT_FALSE(committed());
 }
 
+TEST_F(FlushTest, WhoeverTakesOverDoesNotWaitForAList) {
+  fs_.hang(FsCall::kList, {.nth = 2, .path = version_path(root_, name())});  // the first one looks for a decision
+  std::thread flushing([&] { EXPECT_FALSE(flush().has_value()); });
+  fs_.wait_hung(1);
+  EXPECT_TRUE(real_->status(version_path(root_, name()) + "/rank-00000.record").has_value()) << "all is written";
+  EXPECT_TRUE(gate_.close_within(std::chrono::seconds(10)));
+  fs_.release_hung();
+  flushing.join();
+  EXPECT_FALSE(committed());
+}
+
 TEST_F(FlushTest, NothingIsPublishedUnderAnAttemptThatIsOver) {
   auto other = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kMember).value();
   ASSERT_TRUE(other->attempt().claim("other", {}).has_value());

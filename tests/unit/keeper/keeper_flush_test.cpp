@@ -1,10 +1,13 @@
 // What the keeper does between two trainers: it writes what the last one staged, whatever happens meanwhile.
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -32,7 +35,10 @@ namespace {
 // The keeper on a thread of the test, with a disk of its own. The trainers are in the test's own process, which lives.
 class KeeperFlushTest : public ::testing::Test {
  protected:
-  KeeperFlushTest() {
+  explicit KeeperFlushTest(std::chrono::milliseconds end_within = std::chrono::minutes(10)) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+    signals_ = UniqueFd(ends[1]);
     {
       auto store = VersionStore::open(*real_, clock_, root_, Log(), VersionStore::Role::kLeader).value();
       attempt_ = store->attempt().claim("test", {}, {"me"}).value();
@@ -51,14 +57,15 @@ class KeeperFlushTest : public ::testing::Test {
     server_ = std::make_unique<KeeperServer>(
         KeeperOptions{.directory = root_,
                       .idle_within = std::chrono::milliseconds(10),
-                      .flush_pause = std::chrono::milliseconds(1)},
-        disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
-    thread_ = std::thread([this] { server_->run(); });
+                      .flush_pause = std::chrono::milliseconds(1),
+                      .end_within = end_within},
+        disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(), UniqueFd(ends[0]));
+    thread_ = std::thread([this] { ended_.set_value(server_->run()); });
   }
   ~KeeperFlushTest() override {
     disk_.release_hung();
-    release_stale_keeper(settings_);
-    thread_.join();
+    if (thread_.joinable()) release_stale_keeper(settings_);
+    if (thread_.joinable()) thread_.join();
   }
 
   // A trainer stages step 7 and is gone.
@@ -80,6 +87,21 @@ class KeeperFlushTest : public ::testing::Test {
     EXPECT_TRUE(lines_changed_.wait_for(lock, std::chrono::minutes(2), [&] {
       return std::ranges::any_of(lines_, [&](const auto& line) { return line.find(words) != std::string::npos; });
     })) << words;
+  }
+  void send_sigterm() const {  // as a signalfd tells it
+    const signalfd_siginfo info{};
+    ASSERT_EQ(::write(signals_.get(), &info, sizeof info), static_cast<ssize_t>(sizeof info));
+  }
+  // What run() returned.
+  bool wait_end() {
+    auto ended = ended_.get_future();
+    EXPECT_EQ(ended.wait_for(std::chrono::minutes(2)), std::future_status::ready);
+    thread_.join();
+    return ended.get();
+  }
+  [[nodiscard]] bool logged(std::string_view words) {
+    const std::lock_guard lock(lines_mutex_);
+    return std::ranges::any_of(lines_, [&](const auto& line) { return line.find(words) != std::string::npos; });
   }
   [[nodiscard]] UniqueFd connect() const {
     return connect_to(keeper_address(root_, 0).value(), std::chrono::seconds(60)).value();
@@ -116,6 +138,8 @@ class KeeperFlushTest : public ::testing::Test {
   std::vector<std::string> lines_;
   std::once_flag first_commit_;
   std::promise<void> committed_;
+  UniqueFd signals_;
+  std::promise<bool> ended_;
   std::unique_ptr<KeeperServer> server_;
   std::thread thread_;
 };
@@ -220,9 +244,9 @@ TEST_F(KeeperFlushTest, ItSaysThatItHoldsNothingUnsaved) {
 
 TEST_F(KeeperFlushTest, ItSaysWhichStepOfSeveralRanksItHoldsAndThatItIsLostWithTheMemory) {
   stage_and_leave(2);
-  until_said("step 7 held for the restart, because one keeper cannot commit a step of several ranks");
+  until_said("step 7 is held for the restart, because one keeper cannot commit a step of several ranks");
   release_stale_keeper(settings_);
-  until_said("step 7 was only in this memory, as far as the keeper knows, and is lost");
+  until_said("step 7 is only in this memory, as far as the keeper knows, and lost with it");
 }
 
 TEST_F(KeeperFlushTest, WhoeverWaitsForAFlushSeesItsProgress) {
@@ -274,6 +298,53 @@ TEST_F(KeeperFlushTest, AFlushThatHangsIsToldToTheNextTrainerAndNoOtherBeginsBef
   until_written();
   EXPECT_EQ(disk_.count(FsCall::kTryLock), 2u);
   expect_memory_for_the_next();
+}
+
+TEST_F(KeeperFlushTest, ToldToEndItWritesTheStepFirst) {
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  disk_.release_hung();
+  EXPECT_TRUE(wait_end());
+  EXPECT_TRUE(logged("step 7 is committed"));
+  EXPECT_FALSE(logged("lost with it"));
+  EXPECT_TRUE(read_manifest(*real_, root_, {7, attempt_.number}).has_value());
+}
+
+// The disk does not answer, and whoever sent SIGTERM does not wait for ever.
+class KeeperEndTest : public KeeperFlushTest {
+ protected:
+  KeeperEndTest() : KeeperFlushTest(std::chrono::milliseconds(50)) {}
+};
+
+TEST_F(KeeperEndTest, ToldToEndItGivesUpAWriteThatHangsAndNamesTheStep) {
+  disk_.hang(FsCall::kWriteAt);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("lost with it: not written within 50 ms of SIGTERM"));
+}
+
+TEST_F(KeeperEndTest, ToldToEndItDoesNotWaitForAnEarlierWriteThatHangs) {
+  disk_.hang(FsCall::kUnlink);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  ASSERT_TRUE(KeeperClient::attach(settings_).value().value()->earlier_flush_hangs());
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("step 7 is only in this memory"));
+  EXPECT_TRUE(logged("because an earlier write hangs"));
+}
+
+TEST_F(KeeperEndTest, ToldToEndItDoesNotWaitForADecisionThatHangs) {
+  disk_.hang(FsCall::kLink);
+  stage_and_leave();
+  disk_.wait_hung(1);
+  send_sigterm();
+  EXPECT_FALSE(wait_end()) << "its thread hangs";
+  EXPECT_TRUE(logged("whether it is committed will be seen at the next start"));
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ class ServerTest : public ::testing::Test {
     server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = directory_.path(), .keep_for = keep_for},
                                              faults_, clock_, Log([](LogLevel, std::string_view) {}),
                                              listen_at(address()).value(), UniqueFd());
-    thread_ = std::thread([this] { server_->run(); });
+    thread_ = std::thread([this] { static_cast<void>(server_->run()); });
   }
   ~ServerTest() override {
     if (!thread_.joinable()) return;

@@ -52,6 +52,7 @@ class TierMemberTest : public ::testing::Test {
   const Tier tier_{{.location = lower_, .keep = 2}, lower_, make_posix_file_system()};
   CopyBacklog backlog_{tier_.options(), lower_, log_, [] {}};
   BandwidthCap cap_{0};
+  const Guarded<std::vector<DeleteNote>> heard_;
   TierMember member_{{.tier = tier_,
                       .local = *fs_,
                       .local_root = upper_,
@@ -60,7 +61,8 @@ class TierMemberTest : public ::testing::Test {
                       .backlog = backlog_,
                       .cap = cap_,
                       .rank = 1,
-                      .world = 2}};
+                      .world = 2,
+                      .deletes_heard = heard_}};
 };
 
 TEST_F(TierMemberTest, WhatARollbackLeftBehindDoesNotPushAVersionOut) {

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -114,6 +115,23 @@ TEST_F(DeleteNotesTest, AnotherTextUnderItsNameIsReplaced) {
     ASSERT_TRUE(write_delete_note(fs_, root(), note_));
     EXPECT_EQ(read(path()), serialize(note_));
   }
+}
+
+TEST_F(DeleteNotesTest, ADeleteIsTakenBackOnAllTiersAndOnlyForTheVersionThatIsMeant) {
+  DeleteNote below = note_;
+  below.tier = "/shared/run";
+  ASSERT_TRUE(write_delete_note(fs_, root(), below));
+  const DeleteNote other{.version = {2, attempt_.number}, .run = attempt_.run, .tier = kTier};
+  ASSERT_TRUE(write_delete_note(fs_, root(), other));
+  const auto of_another_run = take_back_delete(fs_, root(), note_.version, "another");
+  ASSERT_TRUE(of_another_run);
+  EXPECT_TRUE(of_another_run->empty());
+  const auto taken_back = take_back_delete(fs_, root(), note_.version, attempt_.run);
+  ASSERT_TRUE(taken_back);
+  EXPECT_EQ(std::set(taken_back->begin(), taken_back->end()), (std::set<std::string>{kTier, "/shared/run"}));
+  EXPECT_EQ(list_delete_notes(fs_, root()).value().notes, std::vector<DeleteNote>{other});
+  fs_.fail(FsCall::kSyncDirectory, EIO, {.path = kControlDirectory});
+  EXPECT_FALSE(take_back_delete(fs_, root(), other.version, attempt_.run)) << "it may come back after a power cut";
 }
 
 // Otherwise retention would make it a delete on the lower tier too.
