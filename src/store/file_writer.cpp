@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -166,10 +167,20 @@ class FileWriter::Impl {
     files_.emplace(begin.id, std::move(owned));
     // A file that cannot be opened ends like any other: its slabs, which are on their way already, find it gone and are
     // given back.
-    if (Status opened = closing ? Status(fail(closed_error(file.spec.path))) : open_file(file); !opened) {
+    if (Status opened = closing ? Status(fail(closed_error(file.spec.path))) : try_to_open(file); !opened) {
       fail_file(file, std::move(opened.error()));
     }
     settle(file);
+  }
+
+  // An exception would end the process. When memory is short, opening a file is where this thread meets one first.
+  [[nodiscard]] Status try_to_open(PendingFile& file) {
+    try {
+      return open_file(file);
+    } catch (const std::exception& trouble) {
+      return fail(ErrorKind::kOutOfMemory, fmt::format("the file could not be opened: {}", trouble.what()),
+                  file.spec.path);
+    }
   }
 
   [[nodiscard]] Status open_file(PendingFile& file) {

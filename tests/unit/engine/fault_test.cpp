@@ -54,6 +54,19 @@ TEST_P(EachFault, FailsItsSnapshotOnlyAndTheNextOneCommits) {
   EXPECT_EQ(reader.read, model.copy());
 }
 
+TEST_F(FaultTest, MemoryThatRunsOutInTheWriterFailsItsSnapshotOnly) {
+  Model model;
+  model.add("w", 3 * kMiB + 5);
+  Engine engine = open_faulty(options());
+  fs_->raise(FsCall::kOpen, {.path = ".safetensors"});
+  Snapshot failed = save(engine, 1, model);
+  const Status status = failed.wait(Level::kCommitted);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().kind, ErrorKind::kOutOfMemory) << status.error().to_string();
+  save_and_commit(engine, 2, model);
+  EXPECT_EQ(steps(engine), std::vector<std::uint64_t>{2});
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Phases, EachFault,
     ::testing::Values(Fault{"MakeDirectory", FsCall::kMakeDirectory, EIO, ErrorKind::kIo, "step-"},
