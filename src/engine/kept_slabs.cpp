@@ -236,9 +236,8 @@ bool KeptSlabs::front_has_its_slabs() const {
   std::uint64_t left = region_->shape().slab_count;
   for (const auto& version : kept_)
     if (version->state_ == KeptVersion::State::kStaged) left -= std::min(left, slabs_of(*version));
-  const auto front = std::ranges::find_if(kept_, [](const auto& version) {
-    return version->state_ == KeptVersion::State::kFilling && !version->failed_;
-  });
+  const auto front = std::ranges::find_if(
+      kept_, [](const auto& version) { return version->state_ == KeptVersion::State::kFilling && !version->failed_; });
   return front != kept_.end() && slabs_of(**front) <= left;
 }
 

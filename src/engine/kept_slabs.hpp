@@ -61,7 +61,7 @@ class KeptVersion {
   // Guarded by KeptSlabs::mutex_.
   State state_ = State::kFilling;
   VersionName name_;
-  std::optional<std::uint32_t> entry_;  // in the region's table, once its text is written there
+  std::optional<std::uint32_t> entry_;        // in the region's table, once its text is written there
   std::shared_ptr<Snapshot::Impl> snapshot_;  // null once it is published
   std::vector<StagedFile> files_;
   std::vector<std::optional<std::vector<std::uint64_t>>> digests_;  // by part

@@ -72,7 +72,7 @@ class MemoryTier {
 
   void mark_committed(const VersionName& name);
   void drop(const std::vector<VersionName>& names);  // they are being deleted
-  void keep_after_close();  // close() is not the end of the training
+  void keep_after_close();                           // close() is not the end of the training
   // The Error says that a restored step is only in memory, and why.
   [[nodiscard]] Status close(bool all_committed);
 

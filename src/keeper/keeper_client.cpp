@@ -162,9 +162,8 @@ Result<std::optional<PeekedMemory>> peek_at_keeper(const KeeperSettings& setting
   SW_ASSIGN(const ReceivedMessage reply, exchange(*socket, {.kind = MessageKind::kPeek}));
   if (reply.message.kind != MessageKind::kMemory) return Peeked();
   SW_ASSIGN(auto memory, map_reply(reply, SharedMemory::Access::kRead));
-  return Peeked({.memory = std::move(memory),
-                 .flushing = reply.message.flushing != 0,
-                 .progress = reply.message.progress});
+  return Peeked(
+      {.memory = std::move(memory), .flushing = reply.message.flushing != 0, .progress = reply.message.progress});
 }
 
 void wait_for_flush(const KeeperSettings& settings, std::chrono::milliseconds timeout) {

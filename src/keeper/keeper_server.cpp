@@ -144,8 +144,8 @@ void KeeperServer::take_signals() {
   }
 }
 
-// Before the memory goes, without a trainer that would know better. A decision that is being written may still come into
-// force: then the step is there, and the log only said too little.
+// Before the memory goes, without a trainer that would know better. A decision that is being written may still come
+// into force: then the step is there, and the log only said too little.
 void KeeperServer::tell_lost(const std::string& why) {
   if (!memory_) return;
   const auto region = open_memory();

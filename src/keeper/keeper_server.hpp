@@ -67,8 +67,8 @@ class KeeperServer {
     PublishGate gate;
     std::unique_ptr<FileLock> lock;  // of the directory: nobody may delete under the flush
     std::atomic<bool> ended{false};
-    std::atomic<bool> again{false};   // it failed, but need not fail the next time
-    std::jthread thread;              // started last
+    std::atomic<bool> again{false};  // it failed, but need not fail the next time
+    std::jthread thread;             // started last
   };
 
   [[nodiscard]] std::optional<int> wait_ms() const;

@@ -33,14 +33,12 @@ std::shared_ptr<Snapshot::Impl> make_snapshot(std::uint64_t step) {
 }
 
 // What follows for a version of no files: the next call can be set_staged().
-void set_plan(KeptVersion& version, std::uint64_t step,
-              std::function<Status(const RecordReference&, StagedVersion&)> add_vote = [](auto&, auto&) {
-                return Status();
-              }) {
+void set_plan(
+    KeptVersion& version, std::uint64_t step,
+    std::function<Status(const RecordReference&, StagedVersion&)> add_vote = [](auto&, auto&) { return Status(); }) {
   Record record;
   record.identity = {.step = step, .attempt = 1, .rank = 0, .world = 2};
-  version.set_plan(
-      {.member = "me", .record = record, .index = {}, .manifest = {}, .add_vote = std::move(add_vote)});
+  version.set_plan({.member = "me", .record = record, .index = {}, .manifest = {}, .add_vote = std::move(add_vote)});
 }
 
 TEST(KeptSlabs, AVersionThatCannotBeDescribedIsNotKeptAndTheNextOneIs) {
@@ -245,15 +243,16 @@ TEST(KeptSlabs, AStagedStepIsNotDroppedForASlabThatIsStillBeingTouched) {
   std::promise<void> go;
   const std::shared_future<void> gone = go.get_future().share();
   const auto pool = Pool::create(
-      kSmallShape.slab_bytes, kSmallShape.slab_count,
-      [&](int index, std::span<std::byte>) {
-        if (index == 3) gone.wait();
-      },
-      -1, {},
-      PoolMemory{.bytes = region->slabs(),
-                 .owner = region,
-                 .reserved = slabs.reserved(),
-                 .on_starved = [&] { slabs.make_room(); }}).value();
+                        kSmallShape.slab_bytes, kSmallShape.slab_count,
+                        [&](int index, std::span<std::byte>) {
+                          if (index == 3) gone.wait();
+                        },
+                        -1, {},
+                        PoolMemory{.bytes = region->slabs(),
+                                   .owner = region,
+                                   .reserved = slabs.reserved(),
+                                   .on_starved = [&] { slabs.make_room(); }})
+                        .value();
   slabs.attach(*pool);
   std::vector<Lease> leases;
   leases.push_back(pool->acquire(std::chrono::hours(1), {}).value());  // slab 1

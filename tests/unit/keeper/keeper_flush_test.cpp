@@ -55,12 +55,12 @@ class KeeperFlushTest : public ::testing::Test {
       if (text.find("step 7 is committed") != std::string_view::npos)
         std::call_once(first_commit_, [this] { committed_.set_value(); });
     });
-    server_ = std::make_unique<KeeperServer>(
-        KeeperOptions{.directory = root_,
-                      .idle_within = std::chrono::milliseconds(10),
-                      .flush_pause = std::chrono::milliseconds(1),
-                      .end_within = end_within},
-        disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(), UniqueFd(ends[0]));
+    server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = root_,
+                                                           .idle_within = std::chrono::milliseconds(10),
+                                                           .flush_pause = std::chrono::milliseconds(1),
+                                                           .end_within = end_within},
+                                             disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(),
+                                             UniqueFd(ends[0]));
     thread_ = std::thread([this] { ended_.set_value(server_->run()); });
   }
   ~KeeperFlushTest() override {
@@ -134,7 +134,7 @@ class KeeperFlushTest : public ::testing::Test {
       .directory = root_, .program = "/nonexistent/slackwater", .answer_within = std::chrono::seconds(60)};
   Attempt attempt_;
   std::function<void(std::string_view)> on_log_;  // set before the keeper says anything
-  std::mutex lines_mutex_;  // guards what follows
+  std::mutex lines_mutex_;                        // guards what follows
   std::condition_variable lines_changed_;
   std::vector<std::string> lines_;
   std::once_flag first_commit_;
@@ -274,8 +274,7 @@ TEST(WaitForFlush, ASlowFlushIsWaitedForAsLongAsItGoesOn) {
       const auto mail = receive_message(socket);
       if (!mail || !*mail || (*mail)->message.kind != MessageKind::kPeek) return;  // told to end
       ++peeks;
-      const KeeperMessage reply{
-          .kind = MessageKind::kMemory, .flushing = peeks <= kSlabs ? 1u : 0u, .progress = peeks};
+      const KeeperMessage reply{.kind = MessageKind::kMemory, .flushing = peeks <= kSlabs ? 1u : 0u, .progress = peeks};
       ASSERT_TRUE(send_message(socket, reply, &memory));
     }
   });
