@@ -149,7 +149,7 @@ Status TierCleaner::follow_delete(const Work& todo, const DeleteNote& deleted) {
   if (!there && kind != ErrorKind::kNotFound && kind != ErrorKind::kCorrupt && kind != ErrorKind::kUnsupported)
     return fail(there.error());
   if (is_meant(deleted, there ? there->run : std::string())) {
-    Status removed = todo.store->remove(version, "delete() was called");
+    Status removed = todo.store->remove(version, "delete() was called", newest);
     if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
   } else {
     work_.log.info("step {} (attempt {}) stays on {}: another run saved it than the one that was deleted", version.step,

@@ -78,6 +78,10 @@ void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint
 
 Status check_newest_attempt(FileSystem& fs, const std::string& root, std::uint32_t ours) {
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs, root));
+  return check_newest_attempt(newest, root, ours);
+}
+
+Status check_newest_attempt(std::uint32_t newest, const std::string& root, std::uint32_t ours) {
   if (newest <= ours) return {};
   return fail(
       ErrorKind::kAborted,

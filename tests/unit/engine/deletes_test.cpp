@@ -251,8 +251,11 @@ TEST_F(DeletesTest, ATierThatFollowsAtOnceLeavesNoNote) {
   Reader reader;
   ASSERT_EQ(restore(*run, reader), 3u);
   save_and_commit(*run, 4, model_);
+  copied(run);
+  run.tier->watch(FsCall::kList, control_path(lower()));
   ASSERT_TRUE(run->remove(2));
   copied(run);
+  EXPECT_EQ(run.tier->watched_calls(), 1u) << "the newest attempt is asked for once";
   EXPECT_EQ(live(lower()), "1 3 4");
   EXPECT_TRUE(notes().empty());
   EXPECT_TRUE(run->close());

@@ -53,13 +53,7 @@ class KeeperFlushTest : public ::testing::Test {
     if (thread_.joinable()) thread_.join();
   }
 
-  // A trainer stages step 7 and is gone.
-  void stage_and_leave() {
-    auto trainer = KeeperClient::attach(settings_).value().value();
-    auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
-    const VersionName name{7, attempt_.number};
-    EXPECT_TRUE(region.publish(*region.begin(name), stage(region, name, attempt_.run), "me").has_value());
-  }
+  void stage_and_leave() const { test::stage_and_leave(settings_, {7, attempt_.number}, attempt_.run); }
   void send_sigterm() const {  // as a signalfd tells it
     const signalfd_siginfo info{};
     ASSERT_EQ(::write(signals_.get(), &info, sizeof info), static_cast<ssize_t>(sizeof info));

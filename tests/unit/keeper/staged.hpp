@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/digest.hpp"
+#include "keeper/keeper_client.hpp"
 #include "keeper/region.hpp"
 #include "support/bytes.hpp"
 #include "version/attempt.hpp"
@@ -51,6 +53,15 @@ struct SharedRegion {
   manifest.size_bytes = kSize;
   version.manifest = serialize(manifest);
   return version;
+}
+
+// A trainer attaches, stages this version and is gone.
+inline void stage_and_leave(const KeeperSettings& settings, const VersionName& name, const std::string& run,
+                            const std::string& member = "me") {
+  const auto trainer = KeeperClient::attach(settings).value().value();
+  auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
+  if (!region.publish(*region.begin(name), stage(region, name, run), member))
+    throw std::runtime_error("the version was not staged");
 }
 
 }  // namespace slackwater::test
