@@ -31,12 +31,14 @@ TierCleaner::TierCleaner(const TierWork& work, const RetentionPolicy& policy) : 
 
 TierCleaner::~TierCleaner() { stop(); }
 
-void TierCleaner::begin_attempt(VersionStore& store, std::uint32_t attempt, const std::set<VersionName>& found) {
+void TierCleaner::begin_attempt(VersionStore& store, std::uint32_t attempt, const std::set<VersionName>& found,
+                                bool another_place) {
   store.add_own_copies(found);
   {
     const std::lock_guard lock(mutex_);
     todo_.store = &store;
     todo_.attempt = attempt;
+    todo_.another_place = another_place;
     todo_.own.insert(found.begin(), found.end());
   }
   if (!thread_.joinable()) {
@@ -147,12 +149,13 @@ Status TierCleaner::follow_delete(const Work& todo, const DeleteNote& deleted) {
   if (!there && kind != ErrorKind::kNotFound && kind != ErrorKind::kCorrupt && kind != ErrorKind::kUnsupported)
     return fail(there.error());
   if (is_meant(deleted, there ? there->run : std::string())) {
-    Status removed = todo.store->remove(version, "delete() was called");
+    Status removed = todo.store->remove(version, "delete() was called", newest);
     if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
   } else {
     work_.log.info("step {} (attempt {}) stays on {}: another run saved it than the one that was deleted", version.step,
                    version.attempt, work_.tier.root());
   }
+  if (todo.another_place) return {};
   return erase_delete_note(work_.local, work_.local_root, version, deleted.tier);
 }
 

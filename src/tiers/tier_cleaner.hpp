@@ -28,9 +28,11 @@ class TierCleaner {
   TierCleaner(const TierWork& work, const RetentionPolicy& policy);
   ~TierCleaner();
 
-  // The store follows this attempt. `found`: what was on the tier without a manifest then. Starts the thread if it does
+  // The store follows this attempt. `found`: what was on the tier without a manifest then. `another_place`: notes of
+  // delete() stay, because they may be about a tier that comes back (tier_identity.hpp). Starts the thread if it does
   // not run yet; throws std::system_error, as start_thread() does.
-  void begin_attempt(VersionStore& store, std::uint32_t attempt, const std::set<VersionName>& found);
+  void begin_attempt(VersionStore& store, std::uint32_t attempt, const std::set<VersionName>& found,
+                     bool another_place = false);
   void note_copy(const VersionName& version);  // this run is about to copy it
   void request(Need need);                     // a clean-up, soon
   void remove(const std::vector<DeleteNote>& deleted);
@@ -41,6 +43,7 @@ class TierCleaner {
   struct Work {
     VersionStore* store = nullptr;
     std::uint32_t attempt = 0;
+    bool another_place = false;
     std::set<VersionName> own;  // copies that may be removed if nobody continues them
     std::optional<Need> need;   // none: no clean-up is due
     std::set<DeleteNote> removals;

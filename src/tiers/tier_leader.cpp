@@ -6,8 +6,10 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "base/result.hpp"
+#include "tiers/tier_identity.hpp"
 #include "version/attempt_files.hpp"
 #include "version/catalog.hpp"
 #include "version/delete_notes.hpp"
@@ -86,8 +88,32 @@ Status TierLeader::begin_attempt(const Attempt& attempt, std::optional<std::uint
   attempt_ = attempt.number;
   tell_kept(attempt, followed, inventory);
   SW_ASSIGN(const std::set<VersionName> unfinished, drop_finished());
-  cleaner_.begin_attempt(*store_, attempt_, unfinished);
+  SW_ASSIGN(const bool another, is_another_place(deleted));
+  cleaner_.begin_attempt(*store_, attempt_, unfinished, another);
   return {};
+}
+
+// Nothing is mounted there, or it was emptied, or it is another place. Nobody can tell which, so the run goes on. But
+// nobody may believe that the tier has followed a delete(): it may come back with the version.
+Result<bool> TierLeader::is_another_place(const std::vector<DeleteNote>& deleted) {
+  const TierPlace tier_0{&work_.local, work_.local_root};
+  const TierPlace tier{&work_.tier.fs(), work_.tier.root()};
+  SW_ASSIGN(const auto remembered, remembers_another(tier_0, tier));
+  if (!remembered) {
+    told_another_place_ = false;
+    if (const Status done = remember_tier(tier_0, tier); !done)
+      work_.log.info("it cannot be noted on tier 0 which tier this is: {}", done.error().to_string());
+    return false;
+  }
+  if (std::exchange(told_another_place_, true)) return true;
+  std::set<std::uint64_t> steps;
+  for (const DeleteNote& note : deleted) steps.insert(note.version.step);
+  work_.log.warn(
+      "{} is not the place that this run has copied to before: it is not mounted, or it was emptied; checkpoints are "
+      "copied there all the same, but deletes stay noted for the tier that was there{}; mount that, or remove {} if it "
+      "is gone for good",
+      work_.tier.root(), steps.empty() ? "" : fmt::format(" (steps {})", fmt::join(steps, ", ")), *remembered);
+  return true;
 }
 
 // What the tier turned out to have and nobody knew of when the attempt was claimed.

@@ -51,6 +51,7 @@ class TierLeader final : public TierWorker {
   [[nodiscard]] Result<std::vector<DeleteNote>> pending() const;
   [[nodiscard]] Result<std::set<VersionName>> drop_finished();
   void tell_kept(const Attempt& claimed, const Attempt& followed, const TierInventory& inventory) const;
+  [[nodiscard]] Result<bool> is_another_place(const std::vector<DeleteNote>& deleted);
   [[nodiscard]] Result<bool> is_namesake(const CatalogEntry& there) const;
   [[nodiscard]] Status begin_next();
   [[nodiscard]] Result<Outcome> continue_copy(const std::stop_token& stop);
@@ -72,6 +73,7 @@ class TierLeader final : public TierWorker {
   TierCleaner cleaner_;
   std::unique_ptr<Copy> copy_;
   std::map<VersionName, int> source_errors_;  // how often tier 0 could not be read
+  bool told_another_place_ = false;
 };
 
 }  // namespace slackwater

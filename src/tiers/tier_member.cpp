@@ -7,6 +7,7 @@
 
 #include "base/result.hpp"
 #include "os/durable.hpp"
+#include "tiers/tier_identity.hpp"
 #include "version/attempt_files.hpp"
 #include "version/catalog.hpp"
 #include "version/retention.hpp"
@@ -77,8 +78,15 @@ Result<TierWorker::Outcome> TierMember::advance(const std::stop_token& stop) {
 // Of a delete() in an earlier run, when rank 0 was on this node. Rank 0 deletes on the tier, and does not see this
 // directory.
 Status TierMember::unlink_followed(const std::vector<VersionName>& there) {
+  if (noted_.empty()) return {};
+  SW_ASSIGN(const auto another,
+            remembers_another({&work_.local, work_.local_root}, {&work_.tier.fs(), work_.tier.root()}));
   std::vector<DeleteNote> left;
   for (const DeleteNote& note : noted_) {
+    if (another) {  // rank 0 says so
+      work_.backlog.forget(note.version);
+      continue;
+    }
     if (contains(there, note.version)) {
       const auto manifest = read_manifest(work_.tier.fs(), work_.tier.root(), note.version);
       // Rank 0 removes what it finds without a manifest, too. What another run saved stays.

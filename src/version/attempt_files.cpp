@@ -70,13 +70,18 @@ void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint
     const bool claim = entry.name.starts_with(".attempt-") && entry.name.ends_with(".tmp");
     const bool note = entry.name.starts_with(".delete-") && entry.name.ends_with(".tmp");  // delete_notes.hpp
     const bool fetch = entry.name.starts_with("fetch-") && entry.name.ends_with(".lock");  // tiers/node_fetch.hpp
-    const bool debris = holds_lock && (claim || note || fetch);
+    const bool id = entry.name.starts_with(".tier") && entry.name.ends_with(".tmp");       // tiers/tier_identity.hpp
+    const bool debris = holds_lock && (claim || note || fetch || id);
     if (entry.type == FileType::kRegular && (old || debris)) (void)fs.unlink(fmt::format("{}/{}", control, entry.name));
   }
 }
 
 Status check_newest_attempt(FileSystem& fs, const std::string& root, std::uint32_t ours) {
   SW_ASSIGN(const std::uint32_t newest, newest_attempt_number(fs, root));
+  return check_newest_attempt(newest, root, ours);
+}
+
+Status check_newest_attempt(std::uint32_t newest, const std::string& root, std::uint32_t ours) {
   if (newest <= ours) return {};
   return fail(
       ErrorKind::kAborted,

@@ -31,5 +31,7 @@ void remove_old_attempt_files(FileSystem& fs, const std::string& root, std::uint
 
 // kAborted if the tier has a newer attempt than `ours`: another run has taken over.
 [[nodiscard]] Status check_newest_attempt(FileSystem& fs, const std::string& root, std::uint32_t ours);
+// The same, if the newest one there is known.
+[[nodiscard]] Status check_newest_attempt(std::uint32_t newest, const std::string& root, std::uint32_t ours);
 
 }  // namespace slackwater

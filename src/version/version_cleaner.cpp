@@ -26,9 +26,9 @@ VersionCleaner::VersionCleaner(FileSystem& fs, const Clock& clock, std::string r
       run_(run),
       remover_(fs, root_, log_, cache_) {}
 
-Status VersionCleaner::check_newest() const {
+Status VersionCleaner::check_newest(std::optional<std::uint32_t> newest) const {
   const std::uint32_t ours = run_.lock()->newest_known;  // copied: the check reads the disk, the lock is not held then
-  return check_newest_attempt(fs_, root_, ours);
+  return newest ? check_newest_attempt(*newest, root_, ours) : check_newest_attempt(fs_, root_, ours);
 }
 
 bool VersionCleaner::removed_lately() const { return removed_ > 0 && clock_.now() - removed_at_.load() < kLately; }
@@ -43,9 +43,9 @@ void VersionCleaner::finish_interrupted() {
     log_.warn("cannot check a pinned checkpoint that was being deleted: {}", finished.error().to_string());
 }
 
-Status VersionCleaner::remove(const VersionName& version, const std::string& why) {
+Status VersionCleaner::remove(const VersionName& version, const std::string& why, std::optional<std::uint32_t> newest) {
   run_.lock()->abandoned.insert(version);  // if this fails, the next clean-up tries again
-  SW_TRY(check_newest());
+  SW_TRY(check_newest(newest));
   auto removed = remover_.remove(version, why, VersionRemover::Pinned::kGoesToo);
   if (removed) count_removed();
   if (removed || removed.error().kind == ErrorKind::kNotFound) {

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -30,7 +31,7 @@ class VersionCleaner {
                  Guarded<RunState>& run);
 
   // These five are described in version_store.hpp.
-  [[nodiscard]] Status remove(const VersionName& version, const std::string& why);
+  [[nodiscard]] Status remove(const VersionName& version, const std::string& why, std::optional<std::uint32_t> newest);
   [[nodiscard]] Result<std::vector<VersionInfo>> clean_up(const RetentionPolicy& policy, Need need);
   [[nodiscard]] Status discard(const VersionName& version, const std::string& rank_directory, std::uint32_t rank);
   [[nodiscard]] std::uint64_t removed_count() const { return removed_; }
@@ -43,7 +44,7 @@ class VersionCleaner {
   void finish_interrupted();
 
  private:
-  [[nodiscard]] Status check_newest() const;
+  [[nodiscard]] Status check_newest(std::optional<std::uint32_t> newest = {}) const;
   void count_removed();
   void log_unreadable(const Catalog& catalog);
 

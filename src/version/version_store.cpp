@@ -241,8 +241,8 @@ Status VersionStore::pin_ahead(const VersionName& version) {
 
 // Deletion.
 
-Status VersionStore::remove(const VersionName& version, const std::string& why) {
-  return cleaner_.remove(version, why);
+Status VersionStore::remove(const VersionName& version, const std::string& why, std::optional<std::uint32_t> newest) {
+  return cleaner_.remove(version, why, newest);
 }
 
 Status VersionStore::discard(const VersionName& version, std::uint32_t rank) {

@@ -78,8 +78,9 @@ class VersionStore {
   [[nodiscard]] Result<Manifest> decide(Manifest manifest);
 
   // Removes one version, pinned or not. kAborted if there is a newer attempt than ours (before one is claimed: than
-  // the newest that open() found).
-  [[nodiscard]] Status remove(const VersionName& version, const std::string& why);
+  // the newest that open() found). `newest`: the newest there is, if the caller has just asked.
+  [[nodiscard]] Status remove(const VersionName& version, const std::string& why,
+                              std::optional<std::uint32_t> newest = {});
 
   // Frees the space of one rank's files in a version of this attempt that was given up. Leaves them if there is a
   // manifest that is not an abort, or a newer attempt.

@@ -90,7 +90,7 @@ Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& pa
   if (remembers(key)) {
     SW_ASSIGN(entries, listing_->entries(prefix));
   } else {
-    SW_ASSIGN(const ObjectPage page, client_->list(prefix, "/"));
+    SW_ASSIGN(const ObjectPage page, list_own(*client_, prefix, "/"));
     for (const ObjectInfo& object : page.objects) entries.push_back(entry_behind(object.key, prefix.size()));
     for (const std::string& found : page.prefixes) entries.push_back(entry_behind(found, prefix.size()));
   }
@@ -105,7 +105,7 @@ Result<std::vector<DirectoryEntry>> ObjectFileSystem::list(const std::string& pa
 Result<std::vector<FileEntry>> ObjectFileSystem::list_files(const std::string& path) {
   SW_ASSIGN(const std::string key, key_of(path));
   const std::string prefix = directory_prefix(key);
-  SW_ASSIGN(ObjectPage all, client_->list(prefix, {}));
+  SW_ASSIGN(ObjectPage all, list_own(*client_, prefix, {}));
   std::vector<FileEntry> files;
   for (const ObjectInfo& object : all.objects)
     if (object.key.size() > prefix.size()) files.push_back({object.key.substr(prefix.size()), object.size_bytes});
@@ -246,7 +246,9 @@ Result<std::unique_ptr<FileUpload>> ObjectFileSystem::begin_upload(const std::st
 
 Result<std::vector<PendingUpload>> ObjectFileSystem::list_uploads(const std::string& path) {
   SW_ASSIGN(const std::string key, key_of(path));
-  SW_ASSIGN(const std::vector<UploadInfo> found, s3::list_uploads(*client_, directory_prefix(key)));
+  // Only data files are uploaded in parts.
+  const std::string prefix = key.empty() ? std::string(kOwnNames.back()) : directory_prefix(key);
+  SW_ASSIGN(const std::vector<UploadInfo> found, s3::list_uploads(*client_, prefix));
   std::vector<PendingUpload> uploads;
   for (const UploadInfo& upload : found) uploads.push_back({client_->path_of(upload.key), upload.id});
   return uploads;

@@ -1,5 +1,7 @@
 #include "store/s3/object_listing.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -18,8 +20,21 @@ DirectoryEntry entry_behind(std::string_view key, std::size_t prefix) {
 
 std::string directory_prefix(const std::string& key) { return key.empty() ? key : key + "/"; }
 
+Result<ObjectPage> list_own(ObjectClient& client, const std::string& prefix, std::string_view delimiter) {
+  if (!prefix.empty()) return client.list(prefix, delimiter);
+  ObjectPage all;
+  for (const std::string_view names : kOwnNames) {
+    SW_ASSIGN(ObjectPage page, client.list(std::string(names), delimiter));
+    std::ranges::move(page.objects, std::back_inserter(all.objects));
+    std::ranges::move(page.prefixes, std::back_inserter(all.prefixes));
+  }
+  return all;
+}
+
 bool ObjectListing::covers(const std::string& key) const {
-  return root_key_.empty() || key == root_key_ || key.starts_with(root_key_ + "/");
+  if (key == root_key_) return true;
+  if (!root_key_.empty()) return key.starts_with(root_key_ + "/");
+  return std::ranges::any_of(kOwnNames, [&](std::string_view names) { return key.starts_with(names); });
 }
 
 Result<std::shared_ptr<const ObjectListing::Sizes>> ObjectListing::sizes() {
@@ -34,7 +49,7 @@ Result<std::shared_ptr<const ObjectListing::Sizes>> ObjectListing::sizes() {
     if (sizes_) return sizes_;
     changes = changes_;
   }
-  SW_ASSIGN(ObjectPage all, client_.list(directory_prefix(root_key_), {}));
+  SW_ASSIGN(ObjectPage all, list_own(client_, directory_prefix(root_key_), {}));
   auto made = std::make_shared<Sizes>();
   for (ObjectInfo& object : all.objects) made->emplace(std::move(object.key), object.size_bytes);
   const std::lock_guard lock(mutex_);

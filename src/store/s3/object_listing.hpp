@@ -4,6 +4,7 @@
 // Owner: ObjectFileSystem. Thread rule: thread-safe; the first question after forget() waits for the store.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,7 +23,7 @@ class ObjectListing {
  public:
   ObjectListing(ObjectClient& client, std::string root_key) : client_(client), root_key_(std::move(root_key)) {}
 
-  // Whether this key is the root, or below it.
+  // Whether this key is the root, or below it, and what is there is listed.
   [[nodiscard]] bool covers(const std::string& key) const;
   // What is there under this name: an object, or a directory. nullopt: nothing.
   [[nodiscard]] Result<std::optional<FileStatus>> find(const std::string& key);
@@ -45,6 +46,12 @@ class ObjectListing {
   std::shared_ptr<const Sizes> sizes_;  // null: to be made
   std::uint64_t changes_ = 0;           // forget() and learn() so far
 };
+
+// A bucket without a prefix may hold millions of objects of others. There, only names that begin like these are listed:
+// all that version/names.hpp makes at the root of a tier.
+inline constexpr std::array<std::string_view, 2> kOwnNames{".slackwater", "step-"};
+// As ObjectClient::list(), except that of a bucket's root only those are listed.
+[[nodiscard]] Result<ObjectPage> list_own(ObjectClient& client, const std::string& prefix, std::string_view delimiter);
 
 // The first part of a key behind a prefix of this length: a file, or a directory if more follows.
 [[nodiscard]] DirectoryEntry entry_behind(std::string_view key, std::size_t prefix);

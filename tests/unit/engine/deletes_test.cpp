@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tiers/tier_identity.hpp"
 #include "unit/engine/deletes_fixture.hpp"
 
 namespace slackwater::test {
@@ -151,12 +152,16 @@ TEST_F(DeletesTest, WhatIsDeletedAfterItWasRestoredStaysDeleted) {
   Run run = start(kept_, 0, 1, 0);
   Reader reader;
   ASSERT_EQ(restore(*run, reader), 3u);
+  run.tier->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = on(lower(), 3)});
   ASSERT_TRUE(run->remove(3));
   save_and_commit(*run, 4, model_);
-  copied(run);
-  EXPECT_EQ(live(lower()), "1 2 4");
+  until([&] { return run->tiers()[0].errors > 0; });
+  EXPECT_EQ(notes().size(), 1u) << "the first save has taken it back";
+  static_cast<void>(run->close(std::chrono::milliseconds(1)));
+  run.engine.reset();
+  run_once(5);
+  EXPECT_EQ(live(lower()), "1 2 4 5");
   EXPECT_TRUE(notes().empty());
-  EXPECT_TRUE(run->close());
 }
 
 TEST_F(DeletesTest, ADamagedNoteDeletesNothingAndIsNamed) {
@@ -203,13 +208,54 @@ TEST_F(DeletesTest, AnEmptyDirectoryInThePlaceOfAMountHasDeletedNothing) {
   EXPECT_TRUE(run->close());
 }
 
+// From then on the mount point has attempts of its own, so the second run must not take it for the tier either.
+TEST_F(DeletesTest, ATierThatIsNotMountedWhenARunStartsHasDeletedNothing) {
+  delete_unheard(2);
+  const std::string away = lower() + ".away";
+  stdfs::rename(lower(), away);
+  stdfs::create_directory(lower());
+  for (const std::uint64_t step : {4u, 5u}) {
+    run_once(step);
+    EXPECT_EQ(notes().size(), 1u) << "step " << step;
+  }
+  EXPECT_EQ(live(lower()), "1 3 4 5") << "copies go on";
+  EXPECT_NE(log().find(lower() + " is not the place that this run has copied to before: it is not mounted, or it was "
+                                 "emptied"),
+            std::string::npos)
+      << log();
+  EXPECT_NE(log().find("(steps 2)"), std::string::npos) << log();
+  stdfs::remove_all(lower());
+  stdfs::rename(away, lower());
+  run_once(6);
+  EXPECT_EQ(live(lower()), "1 3 4 5 6");
+  EXPECT_TRUE(notes().empty());
+}
+
+TEST_F(DeletesTest, ATierThatWasEmptiedIsANewOneOnceTheUserSaysSo) {
+  delete_unheard(2);
+  stdfs::remove_all(lower());
+  run_once(4);
+  EXPECT_EQ(notes().size(), 1u);
+  const std::string known = control_path(upper()) + "/" + known_tier_file(lower());
+  ASSERT_NE(log().find("or remove " + known + " if it is gone for good"), std::string::npos) << log();
+  stdfs::remove(known);
+  for (const std::uint64_t step : {5u, 6u}) run_once(step);
+  EXPECT_EQ(live(lower()), "1 3 4 5 6");
+  EXPECT_TRUE(notes().empty());
+  const std::string text = log();
+  EXPECT_EQ(text.find("is not the place"), text.rfind("is not the place")) << text;
+}
+
 TEST_F(DeletesTest, ATierThatFollowsAtOnceLeavesNoNote) {
   Run run = start(kept_, 0, 1, 0);
   Reader reader;
   ASSERT_EQ(restore(*run, reader), 3u);
   save_and_commit(*run, 4, model_);
+  copied(run);
+  run.tier->watch(FsCall::kList, control_path(lower()));
   ASSERT_TRUE(run->remove(2));
   copied(run);
+  EXPECT_EQ(run.tier->watched_calls(), 1u) << "the newest attempt is asked for once";
   EXPECT_EQ(live(lower()), "1 3 4");
   EXPECT_TRUE(notes().empty());
   EXPECT_TRUE(run->close());

@@ -43,11 +43,7 @@ class MemoryTierTest : public ::testing::Test {
         KeeperOptions{.directory = root_, .idle_within = std::chrono::milliseconds(10)}, keeper_disk_, clock_,
         Log([](LogLevel, std::string_view) {}), listen_at(keeper_address(root_, 0).value()).value(), UniqueFd());
     thread_ = std::thread([this] { static_cast<void>(server_->run()); });
-    auto trainer = KeeperClient::attach(settings_).value().value();
-    auto region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
-    const auto entry = region.begin(name());
-    EXPECT_TRUE(region.publish(*entry, stage(region, name(), attempt_.run), "me").has_value());
-    trainer.reset();
+    stage_and_leave(settings_, name(), attempt_.run);
     keeper_disk_.wait_hung(1);  // it writes step 7
   }
   ~MemoryTierTest() override {

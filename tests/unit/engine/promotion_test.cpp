@@ -197,22 +197,6 @@ TEST_F(PromotionTest, DeleteDeletesOnEveryTier) {
   EXPECT_TRUE(run->close());
 }
 
-TEST_F(PromotionTest, AfterCloseAnotherRunMayUseTheTierAtOnce) {
-  Model model;
-  model.add("w", 1000);
-  Run first = start({.keep = 0});
-  save_and_commit(*first, 1, model);
-  copied(first);
-  ASSERT_TRUE(first->close());
-  Run second = start({.keep = 0});  // the first engine is still there
-  Reader reader;
-  ASSERT_EQ(restore(*second, reader), 1u);
-  save_and_commit(*second, 2, model);
-  const Status status = second->wait_copied(std::chrono::seconds(10));
-  EXPECT_TRUE(status) << status.error().to_string();
-  EXPECT_TRUE(second->close(std::chrono::seconds(1)));
-}
-
 TEST_F(PromotionTest, ARollbackHoldsOnEveryTier) {
   Model model;
   model.add("w", 1000);

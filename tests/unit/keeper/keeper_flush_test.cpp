@@ -69,18 +69,8 @@ class KeeperFlushTest : public ::testing::Test {
     if (thread_.joinable()) thread_.join();
   }
 
-  // A trainer stages step 7 and is gone.
-  void stage_and_leave(std::uint32_t world = 1, bool committed = false) {
-    auto trainer = KeeperClient::attach(settings_).value().value();
-    RegionShape shape = kSmallShape;
-    shape.world = world;
-    auto region = Region::format(trainer->make_memory(Region::size_bytes(shape)).value(), shape).value();
-    const VersionName name{7, attempt_.number};
-    StagedVersion version = stage(region, name, attempt_.run);
-    version.world = world;
-    const std::uint32_t entry = region.begin(name).value();
-    EXPECT_TRUE(region.publish(entry, version, "me").has_value());
-    if (committed) region.mark_committed(entry);
+  void stage_and_leave(const LeftBehind& left = {}) const {
+    test::stage_and_leave(settings_, {7, attempt_.number}, attempt_.run, left);
   }
   // Waits until the keeper has logged it.
   void until_said(std::string_view words) {
@@ -240,12 +230,12 @@ TEST_F(KeeperFlushTest, AMemoryThatCannotBeMappedIsTriedAgain) {
 }
 
 TEST_F(KeeperFlushTest, ItSaysThatItHoldsNothingUnsaved) {
-  stage_and_leave(1, true);
+  stage_and_leave({.committed = true});
   until_said("the memory holds nothing unsaved");
 }
 
 TEST_F(KeeperFlushTest, ItSaysWhichStepOfSeveralRanksItHoldsAndThatItIsLostWithTheMemory) {
-  stage_and_leave(2);
+  stage_and_leave({.world = 2});
   until_said("step 7 is held for the restart, because one keeper cannot commit a step of several ranks");
   release_stale_keeper(settings_);
   until_said("step 7 is only in this memory, as far as the keeper knows, and lost with it");

@@ -114,14 +114,8 @@ TEST_F(ServerTest, WhoeverWantsTheLockDuringAFlushIsToldThatItIsTheKeeperAndForH
   ASSERT_TRUE(store->make_version(7).has_value());
   store.reset();
   start();
-  {
-    auto trainer = KeeperClient::attach(settings()).value().value();
-    Region region = Region::format(trainer->make_memory(Region::size_bytes(kSmallShape)).value(), kSmallShape).value();
-    const VersionName name{7, attempt.number};
-    const auto entry = region.begin(name);
-    ASSERT_TRUE(region.publish(*entry, stage(region, name, attempt.run), "me").has_value());
-    faults_.hang(FsCall::kSyncAll, {.path = "record"});
-  }  // dies
+  faults_.hang(FsCall::kSyncAll, {.path = "record"});
+  stage_and_leave(settings(), {7, attempt.number}, attempt.run);
   faults_.wait_hung(1);
   const auto lock = fs_->try_lock(lock_path(root));
   ASSERT_FALSE(lock.has_value());

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/digest.hpp"
+#include "keeper/keeper_client.hpp"
 #include "keeper/region.hpp"
 #include "support/bytes.hpp"
 #include "version/attempt.hpp"
@@ -51,6 +53,25 @@ struct SharedRegion {
   manifest.size_bytes = kSize;
   version.manifest = serialize(manifest);
   return version;
+}
+
+struct LeftBehind {
+  std::string member = "me";
+  std::uint32_t world = 1;
+  bool committed = false;
+};
+// A trainer attaches, stages this version and is gone.
+inline void stage_and_leave(const KeeperSettings& settings, const VersionName& name, const std::string& run,
+                            const LeftBehind& left = {}) {
+  const auto trainer = KeeperClient::attach(settings).value().value();
+  RegionShape shape = kSmallShape;
+  shape.world = left.world;
+  auto region = Region::format(trainer->make_memory(Region::size_bytes(shape)).value(), shape).value();
+  StagedVersion version = stage(region, name, run);
+  version.world = left.world;
+  const std::uint32_t entry = region.begin(name).value();
+  if (!region.publish(entry, version, left.member)) throw std::runtime_error("the version was not staged");
+  if (left.committed) region.mark_committed(entry);
 }
 
 }  // namespace slackwater::test

@@ -221,13 +221,16 @@ TEST_F(DeleteNotesTest, ANameThatIsNotKnownHereIsLeftAlone) {
   EXPECT_TRUE(exists(unknown));
 }
 
-TEST_F(DeleteNotesTest, PrivateNamesOfNotesThatACrashCutShortGo) {
-  const std::string left = control() + "/.delete-0000000002.a1.0123456789abcdef.abc.tmp";
-  write(left, "half");
-  remove_old_attempt_files(fs_, root(), 1, false);
-  EXPECT_TRUE(exists(left)) << "it may be under way";
-  remove_old_attempt_files(fs_, root(), 1, true);
-  EXPECT_FALSE(exists(left));
+TEST_F(DeleteNotesTest, PrivateNamesThatACrashCutShortGo) {
+  for (const char* name : {".delete-0000000002.a1.0123456789abcdef.abc.tmp", ".tier.json.abc.tmp",
+                           ".tier-0123456789abcdef.json.abc.tmp"}) {
+    const std::string left = control() + "/" + name;
+    write(left, "half");
+    remove_old_attempt_files(fs_, root(), 1, false);
+    EXPECT_TRUE(exists(left)) << "it may be under way: " << name;
+    remove_old_attempt_files(fs_, root(), 1, true);
+    EXPECT_FALSE(exists(left)) << name;
+  }
 }
 
 }  // namespace

@@ -222,6 +222,28 @@ TEST_F(ObjectStoreTest, AWholeScanTakesOneList) {
   EXPECT_EQ(fs->status("s3://b/run/a").error().kind, ErrorKind::kNotFound) << "what is gone makes it list again";
 }
 
+TEST_F(ObjectStoreTest, OfABucketWithoutAPrefixOnlyOwnNamesAreListed) {
+  for (const char* key : {".slackwater/attempt-0001.json", "step-0000000001.a1/index",
+                          "step-0000000001.a1/manifest.json", "others", "others/1", "photos/1", "step", "zz"})
+    objects_[key] = "x";
+  for (const ListingCache cache : {ListingCache::kOff, ListingCache::kOn}) {
+    const auto fs = file_system(cache, "");
+    const auto names = fs->list("s3://b");
+    ASSERT_TRUE(names) << names.error().to_string();
+    ASSERT_EQ(names->size(), 2u);
+    EXPECT_EQ((*names)[0].name, kControlDirectory);
+    EXPECT_EQ((*names)[1].name, version_directory({1, 1}));
+    for (const DirectoryEntry& entry : *names) EXPECT_EQ(entry.type, FileType::kDirectory);
+    EXPECT_EQ(fs->list("s3://b/step-0000000001.a1")->size(), 2u);
+    for (const std::string& request : log_)
+      EXPECT_FALSE((request + "&").contains("prefix=&")) << "all of the bucket: " << request;
+    EXPECT_EQ(fs->status("s3://b/photos/1")->type, FileType::kRegular) << "what is not listed is asked for";
+  }
+  const auto uploads = file_system({}, "")->list_uploads("s3://b");
+  ASSERT_TRUE(uploads);
+  EXPECT_NE(log_.back().find("prefix=step-"), std::string::npos) << log_.back();
+}
+
 TEST_F(ObjectStoreTest, PublishesExclusivelyWithoutLeavingPrivateNames) {
   const auto fs = file_system();
   ASSERT_TRUE(publish_exclusively(*fs, "s3://b/run", "manifest.json", "one", "u1"));

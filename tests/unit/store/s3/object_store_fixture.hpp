@@ -78,8 +78,9 @@ class ObjectStoreTest : public testing::Test {
     EXPECT_TRUE(made) << made.error().to_string();
     return std::move(*made);
   }
-  std::unique_ptr<ObjectFileSystem> file_system(ListingCache cache = ListingCache::kOff) {
-    return std::make_unique<ObjectFileSystem>(client(), "run", cache);
+  std::unique_ptr<ObjectFileSystem> file_system(ListingCache cache = ListingCache::kOff,
+                                                const std::string& root_key = "run") {
+    return std::make_unique<ObjectFileSystem>(client(), root_key, cache);
   }
 
   WebAnswer answer(const WebRequest& request) {
