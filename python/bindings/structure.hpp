@@ -35,8 +35,8 @@ struct Structure {
   using TakeBack = std::function<void(std::vector<Tensor>)>;
   [[nodiscard]] TakeBack take_back() const;
 
-  // What TensorReader compares of each tensor. It lies in one piece, because it is read at every save, and the copies of
-  // the save before have pushed it out of the processor's caches.
+  // What TensorReader compares of each tensor. It lies in one piece, because it is read at every save, and the copies
+  // of the save before have pushed it out of the processor's caches.
   struct Layout {
     std::size_t first = 0;  // of its shape in `extents`; its strides follow
     std::size_t dimensions = 0;

@@ -36,9 +36,9 @@ struct Reading {
 
 class TensorReader {
  public:
-  // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. `examples` are some, with
-  // several numbers of dimensions: they show where a table lends the shape from. Throws nb::type_error if there is no
-  // table that can be used.
+  // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. `examples` are some of
+  // none, one and more dimensions, in this order: they show where the shape that is lent lies. Throws nb::type_error if
+  // there is no table that can be used.
   TensorReader(const nb::object& tensor_class, const nb::list& classes, const nb::list& examples);
 
   // Nothing if a tensor is not as the structure has it, or is not plain.
