@@ -255,8 +255,7 @@ bool TensorReader::same(const nb::list& tensors, const Reading& before) {
       if (!borrow(tensor, lent)) return false;
       if (address_of(lent) != before.addresses[i] ||
           static_cast<std::int64_t>(number(attribute(tensor, version_))) != before.versions[i] ||
-          identity_of(tensor, lent) != before.identities[i] ||
-          size_of(before.storages[i]) != before.storage_bytes[i]) {
+          identity_of(tensor, lent) != before.identities[i] || size_of(before.storages[i]) != before.storage_bytes[i]) {
         return false;
       }
     }
@@ -367,8 +366,8 @@ nb::object TensorReader::versions(const nb::list& tensors) {
 void bind_tensor_reader(nb::module_& module) {
   nb::class_<TensorReader>(module, "TensorReader",
                            "Reads plain tensors through the DLPack exchange table of their library.")
-      .def(nb::init<const nb::object&, const nb::list&, const nb::list&>(), nb::arg("tensor_class"),
-           nb::arg("classes"), nb::arg("examples"))
+      .def(nb::init<const nb::object&, const nb::list&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"),
+           nb::arg("examples"))
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
            "None if a tensor differs from the structure, or is not plain.")
       .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("before"),
