@@ -1,5 +1,6 @@
 #include "structure.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -42,6 +43,7 @@ Structure::Structure(const Texts& names, const Texts& dtypes, const Items& shape
     throw nb::value_error("the lists of a structure differ in length");
   }
   tensors.reserve(count);
+  layouts.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     Tensor& tensor = tensors.emplace_back();
     tensor.name = nb::cast<std::string>(names[i]);
@@ -52,7 +54,20 @@ Structure::Structure(const Texts& names, const Texts& dtypes, const Items& shape
     tensor.watched = i < watched;
     tensor.device = nb::cast<int>(devices[i]);
     if (shards) tensor.shard = to_shard((*shards)[i]);
+    add_layout(tensor);
   }
+}
+
+void Structure::add_layout(const Tensor& tensor) {
+  Layout& layout = layouts.emplace_back();
+  layout.first = extents.size();
+  layout.dimensions = tensor.shape.size();
+  layout.device = tensor.device;
+  layout.dtype = tensor.dtype;
+  layout.empty = std::ranges::find(tensor.shape, 0) != tensor.shape.end();
+  layout.has_strides = tensor.strides.size() == tensor.shape.size();
+  extents.insert(extents.end(), tensor.shape.begin(), tensor.shape.end());
+  if (layout.has_strides) extents.insert(extents.end(), tensor.strides.begin(), tensor.strides.end());
 }
 
 std::vector<Tensor> Structure::with_addresses(std::span<const std::uintptr_t> read, const Addresses& addresses) const {

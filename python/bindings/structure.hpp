@@ -35,12 +35,27 @@ struct Structure {
   using TakeBack = std::function<void(std::vector<Tensor>)>;
   [[nodiscard]] TakeBack take_back() const;
 
+  // What TensorReader compares of each tensor. It lies in one piece, because it is read at every save, and the copies
+  // of the save before have pushed it out of the processor's caches.
+  struct Layout {
+    std::size_t first = 0;  // of its shape in `extents`; its strides follow
+    std::size_t dimensions = 0;
+    int device = kHostDevice;
+    DType dtype = DType::kU8;
+    bool empty = false;
+    bool has_strides = false;
+  };
+  std::vector<Layout> layouts;
+  std::vector<std::int64_t> extents;
+
   std::vector<Tensor> tensors;
   std::size_t watched = 0;  // so many at the front are the caller's to watch
   std::vector<std::string> objects;
   std::shared_ptr<const void> identity = std::make_shared<char>();
 
  private:
+  void add_layout(const Tensor& tensor);
+
   using Spare = Guarded<std::vector<std::vector<Tensor>>>;
   std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();  // of earlier saves
 };

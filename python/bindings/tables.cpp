@@ -33,8 +33,29 @@ bool is_one_of(PyObject* object, const nb::tuple& classes) {
   return false;
 }
 
-// Appends the tensors of one dict. False if its keys are not these, in this order, or it has something else in it.
-bool append_row(nb::handle row, nb::handle keys, const nb::tuple& classes, nb::list& tensors) {
+// Objects that a dict holds, not touched yet. Between two saves they have left the processor's caches: so they are all
+// collected first, and fetched ahead of the first look at each. No code of Python may run meanwhile.
+using Borrowed = std::vector<PyObject*>;
+constexpr std::size_t kFetchedAhead = 16;
+
+void fetch(const Borrowed& objects, std::size_t index) {
+  if (index < objects.size()) __builtin_prefetch(objects[index]);
+}
+
+// None if one is not of these classes.
+nb::object list_of(const Borrowed& objects, const nb::tuple& classes) {
+  nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(objects.size())));
+  for (std::size_t i = 0; i < kFetchedAhead; ++i) fetch(objects, i);
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    fetch(objects, i + kFetchedAhead);
+    if (!is_one_of(objects[i], classes)) return nb::none();
+    PyList_SetItem(result.ptr(), static_cast<Py_ssize_t>(i), nb::borrow(objects[i]).release().ptr());
+  }
+  return result;
+}
+
+// Appends the values of one dict. False if its keys are not these, in this order.
+bool append_row(nb::handle row, nb::handle keys, Borrowed& values) {
   if (!PyDict_CheckExact(row.ptr()) || !PyTuple_CheckExact(keys.ptr()) ||
       PyDict_Size(row.ptr()) != PyTuple_Size(keys.ptr())) {
     return false;
@@ -42,18 +63,30 @@ bool append_row(nb::handle row, nb::handle keys, const nb::tuple& classes, nb::l
   Py_ssize_t position = 0;
   PyObject *key = nullptr, *value = nullptr;
   for (std::size_t i = 0; PyDict_Next(row.ptr(), &position, &key, &value) != 0; ++i) {
-    if (!is_same_key(key, item(keys, i)) || !is_one_of(value, classes)) return false;
-    tensors.append(nb::handle(value));
+    if (!is_same_key(key, item(keys, i))) return false;
+    values.push_back(value);
   }
   return true;
 }
 
+// The same of many.
+nb::object tensors_of(const Borrowed& rows, nb::handle columns, const nb::tuple& classes) {
+  Borrowed values;
+  values.reserve(rows.size() * 4);
+  for (std::size_t i = 0; i < kFetchedAhead; ++i) fetch(rows, i);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    fetch(rows, i + kFetchedAhead);
+    if (!append_row(rows[i], item(columns, i), values)) return nb::none();
+  }
+  return list_of(values, classes);
+}
+
 // `keys` are those that tables.rows_of() gives: of a dict of tensors, or a pair for a dict of dicts of tensors.
 nb::object table_tensors(const nb::dict& mapping, const nb::tuple& keys, const nb::tuple& classes) {
-  nb::list tensors;
+  Borrowed found;
   if (keys.size() == 0 || !PyDict_CheckExact(mapping.ptr())) return nb::none();
   if (!PyTuple_CheckExact(item(keys, 0))) {
-    return append_row(mapping, keys, classes, tensors) ? nb::object(tensors) : nb::none();
+    return append_row(mapping, keys, found) ? list_of(found, classes) : nb::none();
   }
   if (keys.size() != 2) return nb::none();
   const nb::handle names = item(keys, 0), columns = item(keys, 1);
@@ -62,21 +95,21 @@ nb::object table_tensors(const nb::dict& mapping, const nb::tuple& keys, const n
   Py_ssize_t position = 0;
   PyObject *key = nullptr, *row = nullptr;
   for (std::size_t i = 0; PyDict_Next(mapping.ptr(), &position, &key, &row) != 0; ++i) {
-    if (!is_same_key(key, item(names, i)) || !append_row(row, item(columns, i), classes, tensors)) return nb::none();
+    if (!is_same_key(key, item(names, i))) return nb::none();
+    found.push_back(row);
   }
-  return tensors;
+  return tensors_of(found, columns, classes);
 }
 
 // The rows of an optimizer's state, whose keys are parameters: the caller has compared those.
 nb::object row_tensors(const nb::dict& mapping, const nb::tuple& columns, const nb::tuple& classes) {
-  nb::list tensors;
+  Borrowed rows;
   if (columns.size() != static_cast<std::size_t>(PyDict_Size(mapping.ptr()))) return nb::none();
+  rows.reserve(columns.size());
   Py_ssize_t position = 0;
   PyObject *key = nullptr, *row = nullptr;
-  for (std::size_t i = 0; PyDict_Next(mapping.ptr(), &position, &key, &row) != 0; ++i) {
-    if (!append_row(row, item(columns, i), classes, tensors)) return nb::none();
-  }
-  return tensors;
+  while (PyDict_Next(mapping.ptr(), &position, &key, &row) != 0) rows.push_back(row);
+  return tensors_of(rows, columns, classes);
 }
 
 // The numbers by which id() knows the items of a list, or the keys of a dict, one after the other.
@@ -160,12 +193,22 @@ class ModuleWalk {
   [[nodiscard]] bool add_parameters(const nb::object& layer, nb::handle keys) {
     const nb::object parameters = dict_of(layer, parameters_);
     if (!parameters.is_valid()) return false;
-    Py_ssize_t position = 0, count = 0;
+    Py_ssize_t position = 0;
     PyObject *key = nullptr, *value = nullptr;
+    Borrowed found;
     while (PyDict_Next(parameters.ptr(), &position, &key, &value) != 0) {
-      if (value != Py_None && !add_tensor(key, value, keys, count++)) return false;
+      if (value == Py_None) continue;
+      if (!is_key(key, keys, static_cast<Py_ssize_t>(found.size()))) return false;
+      found.push_back(value);
     }
-    return count == PyTuple_Size(keys.ptr());
+    if (static_cast<Py_ssize_t>(found.size()) != PyTuple_Size(keys.ptr())) return false;
+    for (std::size_t i = 0; i < kFetchedAhead; ++i) fetch(found, i);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      fetch(found, i + kFetchedAhead);
+      if (!is_one_of(found[i], classes_)) return false;
+      tensors_.append(nb::handle(found[i]));
+    }
+    return true;
   }
 
   [[nodiscard]] bool add_buffers(const nb::object& layer, nb::handle keys) {
@@ -198,11 +241,12 @@ class ModuleWalk {
     return count == PyTuple_Size(keys.ptr());
   }
 
+  [[nodiscard]] static bool is_key(PyObject* key, nb::handle keys, Py_ssize_t number) {
+    return number < PyTuple_Size(keys.ptr()) && is_same_key(key, item(keys, static_cast<std::size_t>(number)));
+  }
+
   [[nodiscard]] bool add_tensor(PyObject* key, PyObject* value, nb::handle keys, Py_ssize_t number) {
-    if (number >= PyTuple_Size(keys.ptr()) || !is_same_key(key, item(keys, static_cast<std::size_t>(number))) ||
-        !is_one_of(value, classes_)) {
-      return false;
-    }
+    if (!is_key(key, keys, number) || !is_one_of(value, classes_)) return false;
     tensors_.append(nb::handle(value));
     return true;
   }

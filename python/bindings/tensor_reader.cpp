@@ -88,20 +88,22 @@ std::optional<int> device_of(const nb::dlpack::dltensor& tensor) {
   return std::nullopt;
 }
 
-bool has_layout(const nb::dlpack::dltensor& tensor, const Tensor& known) {
-  const std::size_t dimensions = known.shape.size();
-  if (tensor.ndim < 0 || static_cast<std::size_t>(tensor.ndim) != dimensions) return false;
-  if (dimensions == 0) return true;
-  if (tensor.shape == nullptr || tensor.strides == nullptr || known.strides.size() != dimensions) return false;
-  return std::equal(known.shape.begin(), known.shape.end(), tensor.shape) &&
-         std::equal(known.strides.begin(), known.strides.end(), tensor.strides);
+bool has_layout(const nb::dlpack::dltensor& tensor, const Structure& structure, const Structure::Layout& known) {
+  if (tensor.ndim < 0 || static_cast<std::size_t>(tensor.ndim) != known.dimensions) return false;
+  if (dtype_of(tensor.dtype) != known.dtype || device_of(tensor) != known.device) return false;
+  if (known.dimensions == 0) return true;
+  if (tensor.shape == nullptr || tensor.strides == nullptr || !known.has_strides) return false;
+  const std::int64_t* const shape = structure.extents.data() + known.first;
+  const std::int64_t* const strides = shape + known.dimensions;
+  for (std::size_t i = 0; i < known.dimensions; ++i) {
+    if (shape[i] != tensor.shape[i] || strides[i] != tensor.strides[i]) return false;
+  }
+  return true;
 }
-
-bool is_empty(const Tensor& tensor) { return std::ranges::find(tensor.shape, 0) != tensor.shape.end(); }
 
 }  // namespace
 
-TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& classes)
+TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& classes, const nb::list& examples)
     : is_neg_(tensor_class.attr("is_neg")),
       is_conj_(tensor_class.attr("is_conj")),
       untyped_storage_(tensor_class.attr("untyped_storage")),
@@ -123,6 +125,34 @@ TensorReader::TensorReader(const nb::object& tensor_class, const nb::list& class
   from_py_object_ = reinterpret_cast<const ExchangeTable*>(header)->export_borrowed;
   if (from_py_object_ == nullptr) throw nb::type_error("the DLPack exchange table lends no tensors");
   for (const nb::handle one : classes) classes_.push_back(nb::borrow(one));
+  learn_shape_place(examples);
+}
+
+// Only if every example has its shape inside the object behind it, at the place where the others of as many dimensions
+// have theirs.
+void TensorReader::learn_shape_place(const nb::list& examples) {
+  constexpr std::uintptr_t kLargestObject = 1024;
+  std::vector<std::uintptr_t> places;
+  try {
+    for (const nb::handle example : examples) {
+      nb::dlpack::dltensor lent;
+      if (!borrow(example, lent) || lent.ndim < 0) return;
+      const auto dimensions = static_cast<std::size_t>(lent.ndim);
+      const std::uintptr_t place = reinterpret_cast<std::uintptr_t>(lent.shape) - number(attribute(example, identity_));
+      if (place >= kLargestObject) return;
+      if (dimensions == places.size()) places.push_back(place);
+      if (dimensions >= places.size() || places[dimensions] != place) return;
+    }
+  } catch (const NotReadable&) {
+    return;
+  }
+  shape_places_ = std::move(places);
+}
+
+std::uintptr_t TensorReader::identity_of(nb::handle tensor, const nb::dlpack::dltensor& lent) const {
+  const auto dimensions = static_cast<std::size_t>(lent.ndim);
+  if (dimensions >= shape_places_.size()) return number(attribute(tensor, identity_));
+  return reinterpret_cast<std::uintptr_t>(lent.shape) - shape_places_[dimensions];
 }
 
 bool TensorReader::is_plain(nb::handle tensor) const {
@@ -194,13 +224,13 @@ std::optional<Reading> TensorReader::read(const Structure& structure, const nb::
       nb::object storage = call(untyped_storage_, tensor);
       nb::dlpack::dltensor lent;
       if (!borrow(tensor, lent)) return std::nullopt;
-      const Tensor& known = structure.tensors[i];
-      if (dtype_of(lent.dtype) != known.dtype || device_of(lent) != known.device || !has_layout(lent, known) ||
-          (lent.data == nullptr && !is_empty(known)) || is_turned(tensor, known.dtype)) {
+      const Structure::Layout& known = structure.layouts[i];
+      if (!has_layout(lent, structure, known) || (lent.data == nullptr && !known.empty) ||
+          is_turned(tensor, known.dtype)) {
         return std::nullopt;
       }
       reading.addresses.push_back(address_of(lent));
-      reading.identities.push_back(number(attribute(tensor, identity_)));
+      reading.identities.push_back(identity_of(tensor, lent));
       reading.versions.push_back(static_cast<std::int64_t>(number(attribute(tensor, version_))));
       reading.storage_bytes.push_back(size_of(storage));
       if (i >= seen_storages_.size()) return std::nullopt;  // another thread read a shorter list meanwhile
@@ -225,8 +255,7 @@ bool TensorReader::same(const nb::list& tensors, const Reading& before) {
       if (!borrow(tensor, lent)) return false;
       if (address_of(lent) != before.addresses[i] ||
           static_cast<std::int64_t>(number(attribute(tensor, version_))) != before.versions[i] ||
-          number(attribute(tensor, identity_)) != before.identities[i] ||
-          size_of(before.storages[i]) != before.storage_bytes[i]) {
+          identity_of(tensor, lent) != before.identities[i] || size_of(before.storages[i]) != before.storage_bytes[i]) {
         return false;
       }
     }
@@ -337,7 +366,8 @@ nb::object TensorReader::versions(const nb::list& tensors) {
 void bind_tensor_reader(nb::module_& module) {
   nb::class_<TensorReader>(module, "TensorReader",
                            "Reads plain tensors through the DLPack exchange table of their library.")
-      .def(nb::init<const nb::object&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"))
+      .def(nb::init<const nb::object&, const nb::list&, const nb::list&>(), nb::arg("tensor_class"), nb::arg("classes"),
+           nb::arg("examples"))
       .def("read", &TensorReader::read, nb::arg("structure"), nb::arg("tensors"),
            "None if a tensor differs from the structure, or is not plain.")
       .def("same", &TensorReader::same, nb::arg("tensors"), nb::arg("before"),

@@ -36,9 +36,10 @@ struct Reading {
 
 class TensorReader {
  public:
-  // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. Throws nb::type_error if
+  // `tensor_class` has __dlpack_c_exchange_api__. `classes` are those whose tensors are plain. `examples` are some of
+  // none, one and more dimensions, in this order: they show where the shape that is lent lies. Throws nb::type_error if
   // there is no table that can be used.
-  TensorReader(const nb::object& tensor_class, const nb::list& classes);
+  TensorReader(const nb::object& tensor_class, const nb::list& classes, const nb::list& examples);
 
   // Nothing if a tensor is not as the structure has it, or is not plain.
   [[nodiscard]] std::optional<Reading> read(const Structure& structure, const nb::list& tensors);
@@ -62,11 +63,17 @@ class TensorReader {
   void prefetch(const nb::list& tensors, std::size_t index) const;
   void prefetch_wrapper(const nb::list& tensors, std::size_t index) const;
   [[nodiscard]] bool is_turned(nb::handle tensor, DType dtype) const;
+  // The number of the object behind a tensor (_cdata).
+  [[nodiscard]] std::uintptr_t identity_of(nb::handle tensor, const nb::dlpack::dltensor& lent) const;
+  void learn_shape_place(const nb::list& examples);
   // False, without an exception of Python: this is not a tensor that can be read.
   [[nodiscard]] bool borrow(nb::handle tensor, nb::dlpack::dltensor& lent) const;
   [[nodiscard]] bool lies_as(const nb::object& spec, nb::handle fact) const;
 
   FromPyObject from_py_object_ = nullptr;
+  // How far into the object behind a tensor its shape lies, by the number of dimensions. The shape that is lent then
+  // tells the object, and Python need not be asked. Empty: it must be.
+  std::vector<std::uintptr_t> shape_places_;
   std::vector<nb::object> classes_;
   nb::object is_neg_, is_conj_, untyped_storage_;  // methods of the tensor class
   nb::object version_, identity_;                  // names of attributes

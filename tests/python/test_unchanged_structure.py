@@ -390,6 +390,24 @@ def test_tensors_of_every_dtype_are_read_as_they_are(dtype: torch.dtype) -> None
     assert [s.data_ptr() for s in reading.storages] == [t.untyped_storage().data_ptr() for t in tensors]
 
 
+@pytest.mark.parametrize("dimensions", range(8))
+def test_objects_behind_tensors_are_told_apart(dimensions: int) -> None:
+    """Up to five dimensions by where the shape lies that is lent, beyond by asking torch."""
+    tensors = [torch.ones((1,) * dimensions), nn.Parameter(torch.ones((1,) * dimensions))]
+    _, reading = read(tensors)
+    assert reading is not None
+    assert reading.identities == torch_state.identities(tensors)
+    assert torch_state.reads_the_same(tensors, reading)
+    tensors[0].data = torch.ones((1,) * dimensions)
+    assert not torch_state.reads_the_same(tensors, reading), "other bytes"
+    _, reading = read(tensors)
+    assert reading is not None and reading.identities == torch_state.identities(tensors)
+    memory = tensors[0].data
+    torch.utils.swap_tensors(tensors[0], memory)
+    assert tensors[0].data_ptr() == reading.addresses[0] and tensors[0]._version == reading.versions[0]
+    assert not torch_state.reads_the_same(tensors, reading), "the same bytes, behind another object"
+
+
 LOOKALIKES: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda t: torch.ones(2, 8),
     "dimensions": lambda t: torch.ones(16),

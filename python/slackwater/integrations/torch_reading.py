@@ -22,7 +22,8 @@ PLAIN_TYPES: frozenset[type] = frozenset(
 def _make_reader() -> _core.TensorReader | None:
     """None: this PyTorch has no table of DLPack functions, and every save looks at its tensors the general way."""
     try:
-        return _core.TensorReader(Tensor, list(PLAIN_TYPES))
+        examples = [torch.empty((1,) * dimensions, device="cpu") for dimensions in range(6) for _ in range(2)]
+        return _core.TensorReader(Tensor, list(PLAIN_TYPES), examples)
     except (AttributeError, TypeError):
         return None
 
