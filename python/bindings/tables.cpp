@@ -42,15 +42,20 @@ void fetch(const Borrowed& objects, std::size_t index) {
   if (index < objects.size()) __builtin_prefetch(objects[index]);
 }
 
-// None if one is not of these classes.
+// None if one is not of these classes. The list is made once they are all held: making it may collect garbage, and what
+// that runs may take them out of their dicts.
 nb::object list_of(const Borrowed& objects, const nb::tuple& classes) {
-  nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(objects.size())));
+  std::vector<nb::object> held;
+  held.reserve(objects.size());
   for (std::size_t i = 0; i < kFetchedAhead; ++i) fetch(objects, i);
   for (std::size_t i = 0; i < objects.size(); ++i) {
     fetch(objects, i + kFetchedAhead);
     if (!is_one_of(objects[i], classes)) return nb::none();
-    PyList_SetItem(result.ptr(), static_cast<Py_ssize_t>(i), nb::borrow(objects[i]).release().ptr());
+    held.push_back(nb::borrow(objects[i]));
   }
+  nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(held.size())));
+  for (std::size_t i = 0; i < held.size(); ++i)
+    PyList_SetItem(result.ptr(), static_cast<Py_ssize_t>(i), held[i].release().ptr());
   return result;
 }
 
