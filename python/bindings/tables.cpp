@@ -54,6 +54,7 @@ nb::object list_of(const Borrowed& objects, const nb::tuple& classes) {
     held.push_back(nb::borrow(objects[i]));
   }
   nb::list result = nb::steal<nb::list>(PyList_New(static_cast<Py_ssize_t>(held.size())));
+  if (!result.is_valid()) throw nb::python_error();
   for (std::size_t i = 0; i < held.size(); ++i)
     PyList_SetItem(result.ptr(), static_cast<Py_ssize_t>(i), held[i].release().ptr());
   return result;

@@ -71,7 +71,7 @@ std::string parse_problem(const CLI::App& parser, const std::vector<Verb>& verbs
   const auto word = std::ranges::find_if(words, [](const std::string& each) { return !each.starts_with('-'); });
   if (word == words.end()) return words.empty() ? "no command was given" : error.what();
   const std::optional<std::string> nearest = nearest_verb(*word, verbs);
-  return fmt::format("'{}' is no command{}", *word, nearest ? fmt::format("; did you mean '{}'?", *nearest) : "");
+  return fmt::format("'{}' is not a command{}", *word, nearest ? fmt::format("; did you mean '{}'?", *nearest) : "");
 }
 
 int parse_and_run(int argc, char** argv) {

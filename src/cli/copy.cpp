@@ -106,10 +106,10 @@ Result<std::vector<SetAside>> check_target(const Catalog& there, const Attempt& 
       // Two runs use the same names if they have not seen each other.
       SW_ASSIGN(const auto run, runs.run_of(entry.name));
       if (run == entry.run) continue;
-      return fail(refusal(
-          fmt::format("DST holds a checkpoint {}, {}; choose another DST", version_directory(entry.name),
-                      run ? "which another run saved" : "and SRC does not tell any more whether its own run saved it"),
-          target));
+      return fail(
+          refusal(fmt::format("DST holds a checkpoint {}, {}; choose another DST", version_directory(entry.name),
+                              run ? "which another run saved" : "and SRC no longer knows whether its own run saved it"),
+                  target));
     }
     if (aside.contains(entry.name)) continue;
     if (entry.adoptable()) {

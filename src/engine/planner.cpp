@@ -205,7 +205,7 @@ Status Planner::add_unseen(VersionStore& versions, LiveVersions::Start& start) {
   auto there = versions.scan_cached();
   if (!there) {
     there.error().message = fmt::format(
-        "no step is saved before the directory can be read: it could not be reached when step {} was restored, and may "
+        "steps are not saved until the directory can be read: it was out of reach when step {} was restored, and may "
         "hold other checkpoints ({})",
         start.continued.step.value_or(0), there.error().message);
     return fail(std::move(there).error());
@@ -225,7 +225,7 @@ Status Planner::keep_restored(const LiveVersions::Start& start) const {
   auto kept = take_back_delete(*shared_.fs, options_.path, version, start.restored->run);
   if (!kept) {
     kept.error().message = fmt::format(
-        "no step is saved before it is known whether step {} was deleted, because this run goes on from it ({})",
+        "steps are not saved until it is known whether step {} was deleted, because this run continues from it ({})",
         version.step, kept.error().message);
     return fail(std::move(kept).error());
   }

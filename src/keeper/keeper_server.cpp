@@ -302,7 +302,7 @@ void KeeperServer::begin_flush() {
   } catch (const std::exception& trouble) {
     // No memory or no thread, perhaps because of what ended the trainer. The step is only here, so it is tried again.
     flush_.reset();
-    log_.error("unsaved steps cannot be written to disk now: {}", trouble.what());
+    log_.error("unsaved steps could not be written to disk yet, and are tried again: {}", trouble.what());
     try_again_later();
   }
   if (again) flush_at_ = clock_.now() + kLockPause;
@@ -397,7 +397,7 @@ void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& regi
         if (may_pass(flushed.error())) flush.again = true;
       }
     } catch (const std::exception& trouble) {
-      log_.error("step {} cannot be written now: {}", step, trouble.what());
+      log_.error("step {} could not be written yet, and is tried again: {}", step, trouble.what());
       flush.again = true;
     }
   }

@@ -13,7 +13,7 @@
 namespace slackwater {
 namespace {
 
-constexpr const char* kNotSeen = "a run went on from an earlier step and had not seen it";
+constexpr const char* kNotSeen = "a run continued from an earlier step without having seen it";
 
 bool lists_version(const std::vector<VersionName>& versions, const VersionName& version) {
   return std::ranges::find(versions, version) != versions.end();
@@ -105,8 +105,9 @@ Adoption adopt_from(const TierInventory& inventory, FileSystem& fs, const std::s
     for (const VersionName& version : inventory.adoptable) {
       if (inventory.deleted.contains(version)) continue;
       adoption.set_aside.push_back(
-          {version, fmt::format("another run saved it on a lower tier (attempt {}), and this run did not go on from it",
-                                inventory.attempt->number)});
+          {version,
+           fmt::format("another run saved it on a lower tier (attempt {}), and this run did not continue from it",
+                       inventory.attempt->number)});
     }
     return adoption;
   }

@@ -58,12 +58,12 @@ TEST_F(CliTest, NamesTheNearestCommandForOneThatDoesNotExist) {
     EXPECT_THAT(outcome.err, HasSubstr("hint: slackwater --help lists the commands"));
     return outcome.err.substr(0, outcome.err.find('\n'));
   };
-  EXPECT_EQ(said({"lss", root_}), "error: 'lss' is no command; did you mean 'ls'?");
-  EXPECT_EQ(said({"--json", "list", root_}), "error: 'list' is no command; did you mean 'ls'?");
-  EXPECT_EQ(said({"varify", root_, "--json"}), "error: 'varify' is no command; did you mean 'verify'?");
-  EXPECT_EQ(said({"Export", root_}), "error: 'Export' is no command; did you mean 'export'?");
-  EXPECT_EQ(said({"frobnicate"}), "error: 'frobnicate' is no command");
-  EXPECT_EQ(said({"keepr"}), "error: 'keepr' is no command") << "trainers start the keeper, people do not";
+  EXPECT_EQ(said({"lss", root_}), "error: 'lss' is not a command; did you mean 'ls'?");
+  EXPECT_EQ(said({"--json", "list", root_}), "error: 'list' is not a command; did you mean 'ls'?");
+  EXPECT_EQ(said({"varify", root_, "--json"}), "error: 'varify' is not a command; did you mean 'verify'?");
+  EXPECT_EQ(said({"Export", root_}), "error: 'Export' is not a command; did you mean 'export'?");
+  EXPECT_EQ(said({"frobnicate"}), "error: 'frobnicate' is not a command");
+  EXPECT_EQ(said({"keepr"}), "error: 'keepr' is not a command") << "trainers start the keeper, people do not";
   EXPECT_EQ(said({}), "error: no command was given");
 }
 

@@ -134,7 +134,7 @@ TEST_F(CopyTest, ACheckpointOfAnotherRunIsNotOverwrittenByOneOfItsName) {
   (void)CheckpointWriter(other, {{9, 1}}).write(10, state_of(others));
   const Outcome unknown = run({"copy", other + "@10", target_});
   EXPECT_EQ(unknown.code, 2);
-  EXPECT_THAT(unknown.err, HasSubstr("SRC does not tell any more whether its own run saved it"));
+  EXPECT_THAT(unknown.err, HasSubstr("SRC no longer knows whether its own run saved it"));
   EXPECT_TRUE(files_in(target_) == before) << "a file was changed";
 }
 

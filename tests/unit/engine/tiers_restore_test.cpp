@@ -412,7 +412,7 @@ TEST_F(UnreachedTier0Test, UntilItCanBeReadStepsFailAndThenTheyGoOn) {
   expect_restored_without_tier_0(engine, 1);
   const Status failed = save(engine, 2, model_).wait(Level::kCommitted);
   ASSERT_FALSE(failed) << "an attempt was claimed without knowing what is there";
-  EXPECT_NE(failed.error().message.find("no step is saved before the directory can be read"), std::string::npos)
+  EXPECT_NE(failed.error().message.find("steps are not saved until the directory can be read"), std::string::npos)
       << failed.error().to_string();
   static_cast<void>(engine.wait(Level::kCommitted));  // told once is enough
   save_until_cleaned(engine);
