@@ -67,9 +67,7 @@ void Promoter::stop() {
 std::optional<TierInventory> Promoter::wait_inventory(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   inventory_changed_.wait_until(lock, deadline, [&] { return inventory_taken_; });
-  std::optional<TierInventory> inventory = inventory_;
-  if (inventory) note_deleted(*inventory, *deletes_heard_.lock());  // heard since
-  return inventory;
+  return inventory_;
 }
 
 void Promoter::hear_deletes(const std::vector<DeleteNote>& notes) {

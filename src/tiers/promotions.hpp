@@ -36,8 +36,9 @@ class Promotions {
   // tier that has to follow is noted there, durably (version/delete_notes.hpp). `run` saved the version.
   [[nodiscard]] Status note_delete(const VersionName& version, const std::string& run);
   void remove(const VersionName& version, const std::string& run);  // it is gone on tier 0: the tiers follow
-  // With a directory on each node, before an attempt begins. Rank 0: notes in force on other nodes. It follows them.
-  // The leader of another node: its own, of which rank 0 has heard. It unlinks each when the tier has followed.
+  // With a directory on each node, before the first start(), and before each later attempt. Rank 0: notes in force on
+  // other nodes. It follows them. The leader of another node: its own, of which rank 0 has heard. It unlinks each when
+  // the tier has followed.
   void hear_deletes(const std::vector<DeleteNote>& notes);
   [[nodiscard]] std::vector<DeleteNote> deletes() const;  // that a tier has still to follow
   // The versions that retention on tier 0 leaves alone: due on a tier, and not there yet.

@@ -84,18 +84,11 @@ Result<TierInventory> take_inventory(FileSystem& fs, const std::string& root, co
     inventory.newest_attempt = std::max(inventory.newest_attempt, entry.name.attempt);
     if (!entry.adoptable()) continue;
     inventory.adoptable.push_back(entry.name);
-    inventory.runs.emplace(entry.name, entry.run);
+    for (const DeleteNote& note : notes)
+      if (note.version == entry.name && is_meant(note, entry.run)) inventory.deleted.insert(entry.name);
   }
   inventory.set_aside = catalog->set_aside();
-  note_deleted(inventory, notes);
   return inventory;
-}
-
-void note_deleted(TierInventory& inventory, const std::vector<DeleteNote>& notes) {
-  for (const DeleteNote& note : notes) {
-    const auto saved = inventory.runs.find(note.version);
-    if (saved != inventory.runs.end() && is_meant(note, saved->second)) inventory.deleted.insert(note.version);
-  }
 }
 
 Adoption adopt_from(const TierInventory& inventory, FileSystem& fs, const std::string& tier_0,

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -24,14 +23,12 @@ struct TierInventory {
   std::optional<Attempt> attempt;      // the newest, if its file can be read
   std::vector<VersionName> adoptable;  // live there, or would be if they could be read
   std::vector<SetAside> set_aside;
-  std::set<VersionName> deleted = {};            // of the adoptable ones, by the user: they are never set aside
-  std::map<VersionName, std::string> runs = {};  // that saved the adoptable ones
+  std::set<VersionName> deleted = {};  // of the adoptable ones, by the user: they are never set aside
 };
 
 // A tier that does not exist yet is empty. `notes`: what the user has deleted and this tier still has to delete.
 [[nodiscard]] Result<TierInventory> take_inventory(FileSystem& fs, const std::string& root,
                                                    const std::vector<DeleteNote>& notes = {});
-void note_deleted(TierInventory& inventory, const std::vector<DeleteNote>& notes);
 
 // What a run goes on from.
 struct Continued {

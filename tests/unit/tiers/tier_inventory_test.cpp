@@ -44,21 +44,6 @@ TEST_F(TierInventoryTest, ARunThatRestoredNothingAdoptsEverything) {
   EXPECT_EQ(adopt(0, {}).adopted, (Versions{{40, 5}, {50, 5}, {60, 5}}));
 }
 
-TEST_F(TierInventoryTest, WhatTheUserDeletedIsNotSetAside) {
-  attempt(5, {});
-  TierInventory inventory{.newest_attempt = 5,
-                          .attempt = {},
-                          .adoptable = {{40, 5}, {50, 5}, {60, 5}},
-                          .set_aside = {},
-                          .runs = {{{40, 5}, "a"}, {{50, 5}, "a"}, {{60, 5}, "a"}}};
-  note_deleted(inventory, {{.version = {50, 5}, .run = "another", .tier = {}},
-                           {.version = {60, 5}, .run = "a", .tier = {}},
-                           {.version = {70, 5}, .run = "a", .tier = {}}});
-  const Adoption adoption = adopt_from(inventory, *fs_, tier_0_, 0, {.step = 40});
-  EXPECT_EQ(adoption.adopted, (Versions{{40, 5}}));
-  EXPECT_EQ(names(adoption.set_aside), (Versions{{50, 5}})) << "another run saved it";
-}
-
 TEST_F(TierInventoryTest, ARollbackLeavesLaterVersionsBehind) {
   attempt(5, {});
   const Adoption adoption = adopt(0, {.step = 50, .left_behind = {{60, 5}}});
