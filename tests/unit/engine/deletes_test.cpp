@@ -128,7 +128,7 @@ TEST_F(DeletesTest, UntilItIsKnownWhetherTheRestoredStepWasDeletedNothingIsSaved
   ASSERT_EQ(restore(*run, reader), 3u);
   const Status failed = save(*run, 4, model_).wait(Level::kCommitted);
   ASSERT_FALSE(failed) << "an attempt was claimed that depends on what is still to be deleted";
-  EXPECT_NE(failed.error().message.find("before it is known whether step 3 was deleted"), std::string::npos)
+  EXPECT_NE(failed.error().message.find("until it is known whether step 3 was deleted"), std::string::npos)
       << failed.error().to_string();
   static_cast<void>(run->wait(Level::kCommitted));  // told once is enough
   save_and_commit(*run, 5, model_);
