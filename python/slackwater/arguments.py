@@ -17,8 +17,8 @@ _Result = TypeVar("_Result")
 
 
 def checks_options(of: str) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Decorates a call: the error for an option that it does not have names the nearest one. Python's own does so only
-    from 3.13 on. The options are those of its signature. ``of``: what users call it."""
+    """Decorator. If a call gets an option that its signature does not have, the error names the nearest one. Python's
+    own error does that only from 3.13 on. ``of``: the name of the call, as users write it."""
 
     def decorate(call: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         known = [name for name in inspect.signature(call).parameters if name != "self"]

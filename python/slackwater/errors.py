@@ -66,7 +66,7 @@ class UsageError(Error, ValueError):
 
 
 class UnknownOptionError(UsageError, TypeError):
-    """A keyword argument that the call does not have. Also what Python raises for it."""
+    """A keyword argument that the call does not have. It is also a TypeError, which is what Python itself raises."""
 
 
 class NotFoundError(Error, LookupError):

@@ -32,7 +32,7 @@ Result<std::vector<Tier>> open_tiers(const Options& options, FileSystem& fs) {
 // A delete() may have been killed before it removed anything. That is over: nothing was deleted.
 void settle_delete_notes(FileSystem& fs, const std::string& root, const Log& log) {
   if (const Status withdrawn = withdraw_void_delete_notes(fs, root); !withdrawn)
-    log.warn("notes of an interrupted delete() could not be looked at: {}", withdrawn.error().to_string());
+    log.warn("the notes of an interrupted delete() could not be checked: {}", withdrawn.error().to_string());
   if (const auto found = list_delete_notes(fs, root)) {
     for (const std::string& warning : found->warnings) log.warn("{}", warning);
   }

@@ -160,9 +160,9 @@ Status remove_everywhere(EngineShared& shared, VersionStore& store, const Catalo
   if (!noted && !note_later) {
     static_cast<void>(withdraw_void_delete_notes(*shared.fs, root));
     Error error = std::move(noted).error();
-    error.message = fmt::format(
-        "step {} was not deleted, because it could not be noted that the lower tiers must delete it too: {}", name.step,
-        error.message);
+    error.message =
+        fmt::format("step {} was not deleted, because the note for the lower tiers could not be written: {}", name.step,
+                    error.message);
     return fail(std::move(error));
   }
   Status removed = store.remove(name, "delete() was called");
@@ -176,8 +176,8 @@ Status remove_everywhere(EngineShared& shared, VersionStore& store, const Catalo
   if (noted) return {};
   Error error = std::move(noted).error();
   error.message = fmt::format(
-      "step {} was deleted on tier 0, but it could not be noted that the lower tiers must delete it too; if one of "
-      "them does not before this run ends, remove it there with slackwater rm: {}",
+      "step {} was deleted on tier 0, but the note for the lower tiers could not be written; if one of them still has "
+      "the step when this run ends, remove it there with slackwater rm: {}",
       name.step, error.message);
   return fail(std::move(error));
 }

@@ -194,7 +194,7 @@ void MemoryTier::note_restored(const VersionName& name) {
   if (!unsaved) return;
   if (hangs) {
     flush_.refuse(name.step, {.kind = ErrorKind::kBusy,
-                              .message = "the keeper was writing it, and an operation of that write hangs",
+                              .message = "the keeper was writing it, and one of its file operations hangs",
                               .path = options_.path,
                               .retryable = true});
     return;

@@ -88,7 +88,7 @@ Status check_files(FileSystem& fs, const std::string& directory, std::span<const
   }
   if (complete) return {};
   return fail(Error{.kind = ErrorKind::kIo,
-                    .message = "files that were just written are missing; end the process that deletes in this place",
+                    .message = "files that were just written are missing; end the process that deletes files here",
                     .path = directory,
                     .retryable = true});
 }

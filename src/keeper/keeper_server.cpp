@@ -115,7 +115,7 @@ bool KeeperServer::run() {
     if (!trainer_ && flush_at_ && clock_.now() >= *flush_at_) begin_flush();
     if (!trainer_ && release_at_ && clock_.now() >= *release_at_) {
       const std::string waited = format_seconds(std::chrono::duration<double>(options_.keep_for).count());
-      log_.info("no trainer came for {}: the memory is released", waited);
+      log_.info("no trainer attached for {}: the memory is released", waited);
       tell_lost(fmt::format("not written within {} of the trainer's end (memory_timeout)", waited));
       done_ = true;
     }
@@ -139,7 +139,7 @@ void KeeperServer::take_signals() {
   signalfd_siginfo info{};
   while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
     if (std::exchange(told_to_end_, true)) continue;
-    log_.info("told to end (SIGTERM){}", trainer_ ? ": this happens after its trainer's end" : "");
+    log_.info("told to end (SIGTERM){}", trainer_ ? "; the keeper ends after its trainer" : "");
     if (!trainer_) end_at_ = clock_.now() + options_.end_within;
   }
 }
@@ -240,7 +240,7 @@ void KeeperServer::handle(Peer& peer, const KeeperMessage& request) {
 void KeeperServer::attach(Peer& peer) {
   // It has waited for too long, and goes on without us. A flush must not end for it.
   if (hung_up(peer.socket)) {
-    log_.warn("process {} wanted to attach, and is not there any more", peer.process);
+    log_.warn("process {} asked to attach, but has hung up", peer.process);
     (void)peer.socket.close();
     return;
   }
@@ -302,7 +302,7 @@ void KeeperServer::begin_flush() {
   } catch (const std::exception& trouble) {
     // No memory or no thread, perhaps because of what ended the trainer. The step is only here, so it is tried again.
     flush_.reset();
-    log_.error("unsaved steps could not be written to disk yet, and are tried again: {}", trouble.what());
+    log_.error("unsaved steps could not be written to disk yet, and the keeper tries again: {}", trouble.what());
     try_again_later();
   }
   if (again) flush_at_ = clock_.now() + kLockPause;
@@ -347,7 +347,7 @@ bool KeeperServer::start_flush() {
   auto lock = fs_.try_lock(lock_path(options_.directory));
   if (!lock && lock.error().kind == ErrorKind::kBusy && ++lock_tries_ < kLockTries) return false;
   if (!lock) {
-    log_.error("{} not written to disk yet, and is tried again: {}", listed(waiting), lock.error().to_string());
+    log_.error("{} not written to disk yet, and the keeper tries again: {}", listed(waiting), lock.error().to_string());
     try_again_later();
     return true;
   }
@@ -397,7 +397,7 @@ void KeeperServer::flush(Flush& flush, const std::shared_ptr<const Region>& regi
         if (may_pass(flushed.error())) flush.again = true;
       }
     } catch (const std::exception& trouble) {
-      log_.error("step {} could not be written yet, and is tried again: {}", step, trouble.what());
+      log_.error("step {} could not be written yet, and the keeper tries again: {}", step, trouble.what());
       flush.again = true;
     }
   }

@@ -39,7 +39,7 @@ Result<std::vector<FileEntry>> FileSystem::list_files(const std::string& path) {
 }
 
 Result<std::string> FileSystem::identity(const std::string& path) {
-  return fail(ErrorKind::kUnsupported, "two names of one place cannot be told from two places here", path);
+  return fail(ErrorKind::kUnsupported, "cannot tell here whether two names mean the same place", path);
 }
 
 }  // namespace slackwater

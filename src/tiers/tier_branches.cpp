@@ -275,7 +275,7 @@ std::vector<std::string> keep_unseen(const TierOverlay& overlay, const NewestAtt
     if (!since.contains(version.attempt))
       since.emplace(version.attempt, attempts_since(*decides.fs, decides.root, version.attempt, 0));
     if (!is_left_behind(version, since.at(version.attempt)))
-      rest.set_aside.push_back({version, "no run that went on since then had seen it"});
+      rest.set_aside.push_back({version, "no run that continued since then had seen it"});
   }
   keep(rest, "one of the tiers");
   return sentences;

@@ -152,7 +152,7 @@ Status TierCleaner::follow_delete(const Work& todo, const DeleteNote& deleted) {
     Status removed = todo.store->remove(version, "delete() was called", newest);
     if (!removed && removed.error().kind != ErrorKind::kNotFound) return removed;
   } else {
-    work_.log.info("step {} (attempt {}) stays on {}: another run saved it than the one that was deleted", version.step,
+    work_.log.info("step {} (attempt {}) stays on {}: it is from a different run than the deleted one", version.step,
                    version.attempt, work_.tier.root());
   }
   if (todo.another_place) return {};

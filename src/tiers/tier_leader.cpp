@@ -102,7 +102,7 @@ Result<bool> TierLeader::is_another_place(const std::vector<DeleteNote>& deleted
   if (!remembered) {
     told_another_place_ = false;
     if (const Status done = remember_tier(tier_0, tier); !done)
-      work_.log.info("it cannot be noted on tier 0 which tier this is: {}", done.error().to_string());
+      work_.log.info("the id of this tier could not be noted on tier 0: {}", done.error().to_string());
     return false;
   }
   if (std::exchange(told_another_place_, true)) return true;
@@ -110,7 +110,7 @@ Result<bool> TierLeader::is_another_place(const std::vector<DeleteNote>& deleted
   for (const DeleteNote& note : deleted) steps.insert(note.version.step);
   work_.log.warn(
       "{} is not the place that this run has copied to before: it is not mounted, or it was emptied; checkpoints are "
-      "copied there all the same, but deletes stay noted for the tier that was there{}; mount that, or remove {} if it "
+      "copied there all the same, but deletes stay noted for the tier that was there{}; mount it, or remove {} if it "
       "is gone for good",
       work_.tier.root(), steps.empty() ? "" : fmt::format(" (steps {})", fmt::join(steps, ", ")), *remembered);
   return true;
@@ -286,7 +286,7 @@ Result<TierWorker::Outcome> TierLeader::copy_again() {
   }
   copy_->incomplete = 0;
   return fail(Error{.kind = ErrorKind::kIo,
-                    .message = "files that were copied are missing again; end the process that deletes in this place",
+                    .message = "files that were copied are missing again; end the process that deletes files here",
                     .path = copy_->copier.directory(),
                     .retryable = true});
 }

@@ -1,5 +1,5 @@
-"""Modules of PyTorch: which of them hand out their parameters and buffers and nothing else, and these. Import it only
-when torch is loaded already.
+"""Finds PyTorch modules whose state is their parameters and buffers and nothing else, and lists these tensors. Import
+it only when torch is loaded already.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _is_plain_class(kind: type) -> bool:
 
 
 def run_hooks(layer: Module) -> bool:
-    """For ``_core.module_tensors``: whether the hooks of a layer were called here. They are left to state_dict()."""
+    """For ``_core.module_tensors``: whether a layer's hooks were called here. No: state_dict() calls them."""
     return False
 
 
@@ -62,9 +62,9 @@ def _wraps_only(kind: type, method: str) -> bool:
 
 
 def module_layers(module: Module) -> tuple[list[str], list[Tensor], list[bool], tuple[Any, ...]]:
-    """Of a plain module, ordered as in state_dict(): keys as they are there, tensors, which are buffers;
-    and what ``_core.module_tensors`` compares: of each layer its class, and the keys of its parameters, of its
-    persistent buffers, and of its children."""
+    """Lists a plain module in the order of state_dict(): the keys, the tensors, and whether each is a buffer. The last
+    item is what ``_core.module_tensors`` compares: for each layer, its class and the keys of its parameters, its
+    persistent buffers and its children."""
     keys: list[str] = []
     tensors: list[Tensor] = []
     buffers: list[bool] = []
@@ -86,12 +86,12 @@ def module_layers(module: Module) -> tuple[list[str], list[Tensor], list[bool], 
 
 
 def module_tensors(module: Module) -> tuple[list[str], list[Tensor], list[bool]]:
-    """The first three of these."""
+    """The keys, the tensors and the buffer flags of module_layers()."""
     return module_layers(module)[:3]
 
 
 def module_parameters(module: Module) -> tuple[list[str], list[Tensor]]:
-    """Of any module, tied ones under each of their names."""
+    """The parameters of any module. A tied parameter is listed under each of its names."""
     if isinstance(module, torch.jit.ScriptModule):
         found = list(module.named_parameters(remove_duplicate=False))
         return [key for key, _ in found], [parameter for _, parameter in found]

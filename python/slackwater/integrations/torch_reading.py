@@ -49,9 +49,9 @@ def reads_the_same(tensors: list[Tensor], reading: _core.Reading) -> bool:
 def local_tensors_again(
     tensors: list[Tensor], facts: list[Any], dtensor: type
 ) -> tuple[list[Tensor], list[Tensor]] | None:
-    """Of a table with DTensors that lie as the facts of ``tables.local_rows`` say: the tensors of this rank, and the
-    DTensors. None if one lies otherwise, or that cannot be told quickly. Shapes of local tensors are not compared:
-    ``read_again`` does that, or else ``TableWalk.has_local_shapes``."""
+    """For a table whose DTensors are laid out as the facts of ``tables.local_rows`` say: the tensors of this rank, and
+    the DTensors. None if one is laid out differently, or if this cannot be told quickly. Shapes of local tensors are
+    not compared here: ``read_again`` does that, or else ``TableWalk.has_local_shapes``."""
     return None if _READER is None else _READER.local_tensors(tensors, facts, dtensor)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Layers(NamedTuple):
-    """Of a module: all that its tensors and their names follow from."""
+    """Everything about a module that decides which tensors it has, and how they are named."""
 
     shape: tuple[Any, ...]  # what _core.module_tensors() compares
     any_ddp: bool  # whether there are DistributedDataParallel layers
@@ -29,7 +29,7 @@ class Layers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Of an optimizer: its parameters, as its state_dict() counts them."""
+    """The parameters of an optimizer, numbered as in its state_dict()."""
 
     ids: tuple[bytes, ...]  # of the parameters of each group, and of the keys of its state
     groups: list[codec.Rendered]  # the numbers in each group
@@ -189,8 +189,8 @@ class TableWalk:
     # Optimizers
 
     def optimizer_again(self, optimizer: Any, name: str) -> tuple[Any, list[dict[str, Any]]] | None:
-        """What torch_state.optimizer_state() gives, with nodes for the state and for the numbers of the parameters; of
-        an optimizer whose parameters and keys of the state are those of the save before, in the same order."""
+        """What torch_state.optimizer_state() gives, with nodes for the state and for the numbers of the parameters.
+        None, unless the optimizer's parameters and state keys are those of the save before, in the same order."""
         memo, table = self.known.get(f"{name}\0numbers"), self.known.get(f"{name}.state")
         if memo is None or memo.numbers is None or table is None or table.keys is not memo.numbers.state_keys:
             return None
@@ -210,7 +210,7 @@ class TableWalk:
         ]
 
     def remember_optimizer(self, optimizer: Any, name: str, groups: list[dict[str, Any]]) -> None:
-        """After its state was encoded, for the next save. Not if anything about it is unusual."""
+        """Called after the optimizer's state was encoded. Keeps it for the next save, unless something is unusual."""
         table = self._flat.tables.get(f"{name}.state")
         if (
             table is not None
@@ -224,7 +224,7 @@ class TableWalk:
             self._flat.tables[f"{name}\0numbers"] = Table((), [], rendered[0], numbers=numbers)
 
     def classes_of(self, table: Table) -> tuple[type, ...]:
-        """Of the tensors of a table, if it is as it was."""
+        """The classes that the tensors of a table have, if the table has not changed."""
         return self._plain if table.facts is None else self._with_dtensors
 
     def _take(self, name: str, table: Table, parts: list[Any], updates: list[Updates], wrappers: Sequence[Any]) -> None:

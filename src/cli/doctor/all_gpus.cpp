@@ -140,7 +140,7 @@ void all_gpus_checks(const Settings& settings, int gpus, std::uint64_t usable_ho
   const std::uint64_t pieces = std::min(kMostPieces, usable_host_bytes / 4 / count / kPieceBytes);
   if (pieces < 2) {
     check.verdict = Verdict::kSkip;
-    check.figure = fmt::format("not measured: {} of memory are too little", format_bytes(usable_host_bytes));
+    check.figure = fmt::format("not measured: {} of memory is too little", format_bytes(usable_host_bytes));
     return emit(std::move(check));
   }
   std::vector<std::unique_ptr<CopyingGpu>> all;

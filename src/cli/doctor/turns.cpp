@@ -174,7 +174,7 @@ class TurnsRun {
     while (meanwhile && !end->over) SW_TRY(meanwhile());
     std::unique_lock lock(end->mutex);
     if (!end->changed.wait_for(lock, settings_.time_limit(), [&] { return end->over.load(); }))
-      return fail(ErrorKind::kTimeout, fmt::format("copies on {} did not end", scratch_.name()));
+      return fail(ErrorKind::kTimeout, fmt::format("copies on {} did not finish", scratch_.name()));
     SW_TRY(end->status);
     return end->seconds;
   }
@@ -232,7 +232,7 @@ class TurnsRun {
 
 Check turns_line(std::string name) {
   Check check{.section = "interference", .name = std::move(name) + " copy turns"};
-  check.threshold = fmt::format("one with p99 {:g} x idle, and staging {:g} x that without turns", kSmallCopyOverIdle,
+  check.threshold = fmt::format("a turn with p99 up to {:g} x idle, staging up to {:g} x no turns", kSmallCopyOverIdle,
                                 kStagingOverNoTurns);
   return check;
 }

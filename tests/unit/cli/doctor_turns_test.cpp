@@ -36,7 +36,7 @@ TEST(DoctorTurns, TheDefaultPassesIfItMeetsBothGoals) {
   EXPECT_EQ(check.section, "interference");
   EXPECT_EQ(check.name, "cuda:0 copy turns");
   EXPECT_THAT(check.figure, StartsWith("copy_turn=2 MiB: p99 3.0 x idle, staging 1.03 x (the default); idle 10"));
-  EXPECT_EQ(check.threshold, "one with p99 3 x idle, and staging 1.03 x that without turns");
+  EXPECT_EQ(check.threshold, "a turn with p99 up to 3 x idle, staging up to 1.03 x no turns");
   EXPECT_EQ(check.remedy, "");
 }
 

@@ -267,7 +267,8 @@ TEST_F(DeletesTest, WhatCannotBeNotedIsNotDeleted) {
   tier_0->fail(FsCall::kSyncAll, EIO, {.path = "/.delete-"});
   const Status removed = run->remove(2);
   ASSERT_FALSE(removed);
-  EXPECT_NE(removed.error().message.find("step 2 was not deleted, because it could not be noted"), std::string::npos)
+  EXPECT_NE(removed.error().message.find("step 2 was not deleted, because the note for the lower tiers"),
+            std::string::npos)
       << removed.error().to_string();
   EXPECT_EQ(live(upper()), "1 2 3");
   EXPECT_TRUE(notes().empty());
