@@ -143,8 +143,8 @@ TEST_F(SimMemory, HostMemoryIsRegisteredInPieces) {
 }
 
 TEST_F(SimMemory, MemoryThatIsNotThereIsNotRegistered) {
-  // Below every program, where the kernel maps nothing by itself. What was unmapped a moment ago, another thread may have
-  // mapped again.
+  // Below every program, where the kernel maps nothing by itself. What was unmapped a moment ago, another thread may
+  // have mapped again.
   EXPECT_EQ(cuMemHostRegister_v2(reinterpret_cast<void*>(kMiB), 2 * kMiB, 0), CUresult::kInvalidValue);
   EXPECT_EQ(cuMemHostRegister_v2(reinterpret_cast<void*>(allocate(4096)), 4096, 0), CUresult::kInvalidValue);
   EXPECT_EQ(cuMemHostRegister_v2(nullptr, 4096, 0), CUresult::kInvalidValue);
