@@ -38,6 +38,7 @@ void KeptVersion::return_lease(Lease lease) {
 
 void KeptVersion::set_digests(std::uint32_t part, std::vector<std::uint64_t> digests) {
   const std::lock_guard lock(owner_.mutex_);
+  if (part >= digests_.size()) return;  // it has failed, and is over for sw-memory
   digests_[part] = std::move(digests);
   owner_.changed_.notify_all();
 }
@@ -284,7 +285,7 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
     if (!kept && version->state_ != KeptVersion::State::kDropped) drop_version(*version);
     version->snapshot_.reset();
     version->plan_.reset();
-    version->digests_.clear();
+    version->digests_ = std::vector<std::optional<std::vector<std::uint64_t>>>();
     waiting = somebody_waits();
   }
   if (why && !snapshot->error()) log_.warn("step {} is not kept in memory: {}", version->name_.step, why->to_string());
