@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -158,6 +159,26 @@ TEST_F(MemoryTierTest, AVersionWhoseManifestCannotBeReadIsAdopted) {
                                             .decision = Decision::kAbort,
                                             .reason = "given up"});
   EXPECT_EQ(adopted({name()}), Versions()) << "it was aborted";
+}
+
+// As on a rank that is not rank 0.
+TEST_F(MemoryTierTest, AKeeperLearnsThatAnotherRankHasCommittedTheRestoredStep) {
+  FaultFileSystem disk(*real_);
+  disk.fail(FsCall::kWriteAt, EIO, {.times = kAlways});
+  MemoryTier tier = make(1, disk);
+  tier.attach();
+  ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+  tier.note_restored(name());
+  static_cast<void>(tier.begin_attempt(1, ""));
+  const auto state = [&] { return Region::open((*peek_at_keeper(settings_))->memory).value().kept().at(0).state; };
+  std::vector<VersionName> adopted;
+  tier.settle_adopted(adopted);
+  EXPECT_EQ(state(), KeptState::kStaged);
+  SharedRegion region;
+  std::ofstream(version_path(root_, name()) + "/" + kManifestName)
+      << stage(region.trainer, name(), attempt_.run).manifest;
+  tier.settle_adopted(adopted);
+  EXPECT_EQ(state(), KeptState::kCommitted);
 }
 
 TEST_F(MemoryTierTest, ARestoredStepWhoseDecisionCannotBeReadIsNotReleased) {
