@@ -38,6 +38,7 @@ void KeptVersion::return_lease(Lease lease) {
 
 void KeptVersion::set_digests(std::uint32_t part, std::vector<std::uint64_t> digests) {
   const std::lock_guard lock(owner_.mutex_);
+  if (part >= digests_.size()) return;  // it has failed, and is over for sw-memory
   digests_[part] = std::move(digests);
   owner_.changed_.notify_all();
 }
@@ -98,15 +99,15 @@ std::vector<std::uint32_t> KeptSlabs::reserved() const {
 }
 
 void KeptSlabs::attach(Pool& pool) {
-  {
-    const std::lock_guard lock(mutex_);
-    pool_ = &pool;
-    for (const auto& version : kept_)
-      for (const StagedFile& file : version->files_)
-        for (const std::uint32_t slab : file.slabs)
-          version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
-  }
   try {
+    {
+      const std::lock_guard lock(mutex_);
+      pool_ = &pool;
+      for (const auto& version : kept_)
+        for (const StagedFile& file : version->files_)
+          for (const std::uint32_t slab : file.slabs)
+            version->leases_.push_back(pool.take_reserved(static_cast<int>(slab)));
+    }
     thread_ = start_thread("sw-memory", [this](const std::stop_token& stop) { run(stop); });
   } catch (...) {
     detach();  // the pool ends now, and the next one is given the same slabs
@@ -155,9 +156,10 @@ void KeptSlabs::begin_unkept_write() {
   ++coming_back_;
 }
 
-void KeptSlabs::end_unkept_write() {
+void KeptSlabs::end_unkept_write(Lease lease) {
   const std::lock_guard lock(mutex_);
   --coming_back_;
+  lease.release();  // under the lock, as in return_lease()
 }
 
 void KeptSlabs::make_room() {
@@ -284,7 +286,7 @@ void KeptSlabs::publish(const std::shared_ptr<KeptVersion>& version) {
     if (!kept && version->state_ != KeptVersion::State::kDropped) drop_version(*version);
     version->snapshot_.reset();
     version->plan_.reset();
-    version->digests_.clear();
+    version->digests_ = std::vector<std::optional<std::vector<std::uint64_t>>>();
     waiting = somebody_waits();
   }
   if (why && !snapshot->error()) log_.warn("step {} is not kept in memory: {}", version->name_.step, why->to_string());

@@ -93,7 +93,7 @@ class KeptSlabs {
                                                    std::shared_ptr<Snapshot::Impl> snapshot);
   // Around the writing of a slab that is not kept.
   void begin_unkept_write();
-  void end_unkept_write();
+  void end_unkept_write(Lease lease);
   // The pool has no free slab, and somebody waits for one.
   void make_room();
 

@@ -259,6 +259,10 @@ void MemoryTier::settle_adopted(std::vector<VersionName>& adopted) const {
     const auto manifest = read_manifest(fs_, options_.path, name);
     // A manifest that cannot be read now may be that of a commit.
     const bool gone = manifest ? manifest->decision == Decision::kAbort : manifest.error().kind == ErrorKind::kNotFound;
+    if (manifest && !gone) {  // by rank 0, which tells only its own keeper
+      const std::lock_guard lock(mutex_);
+      if (slabs_) slabs_->mark_committed(name);
+    }
     const auto listed = std::ranges::find(adopted, name);
     if (gone && listed != adopted.end()) adopted.erase(listed);
     if (!gone && listed == adopted.end() && continued && name.step <= continued->step) adopted.push_back(name);

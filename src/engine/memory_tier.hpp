@@ -59,7 +59,7 @@ class MemoryTier {
   // Before an attempt is claimed, on each rank. `epoch`: as in LiveVersions::Start. `id`: this rank's in the attempt;
   // empty if there is one rank: then one is made up. Returns the id.
   [[nodiscard]] std::string begin_attempt(std::uint64_t epoch, std::string id);
-  // For rank 0, next: which versions that were found in memory are on disk, and may be adopted.
+  // Next: which versions that were found in memory are on disk, and may be adopted.
   void settle_adopted(std::vector<VersionName>& adopted) const;
 
   // Of the memory that is attached; 0: there is none. Whoever sizes a pool may count it as available.

@@ -205,7 +205,7 @@ void Pipeline::launch(const std::shared_ptr<SaveJob>& job, std::function<void()>
                                                .size_bytes = slab.size_bytes,
                                                .release = [this, kept, lease = std::move(slab.lease)]() mutable {
                                                  if (kept) return kept->return_lease(std::move(lease));
-                                                 if (kept_) kept_->end_unkept_write();
+                                                 if (kept_) return kept_->end_unkept_write(std::move(lease));
                                                  lease.release();
                                                }});
   };

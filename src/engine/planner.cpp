@@ -45,7 +45,8 @@ void Planner::loop(const std::stop_token& stop) {
     if (!status) {
       // Nothing was launched, so nobody else will end it: it goes to sw-commit as a failed job.
       job->snapshot->fail(status.error());
-      job->device_copies.clear();  // waits for the samples: they still read the tensors
+      if (job->kept) job->kept->fail();  // or sw-memory, and then sw-commit, would wait for it for ever
+      job->device_copies.clear();        // waits for the samples: they still read the tensors
       job->state.owner.reset();
       job->snapshot->release_sources();
       jobs_.mark_drained(*job);

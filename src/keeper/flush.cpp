@@ -133,6 +133,8 @@ Result<Manifest> flush_version(FileSystem& file_system, const Clock& clock, cons
   SW_TRY(store->attempt().accept(name.attempt, 0, member));
   auto decided = read_manifest(fs, root, name);
   if (decided && decided->decision == Decision::kAbort) return given_up(*decided);
+  // Its writer may have died before its last sync, or that failed. It is safe only when a power cut cannot undo it.
+  if (decided) SW_TRY(fs.sync_directory(directory));
   if (decided || decided.error().kind != ErrorKind::kNotFound) return decided;
 
   Status written = write_parts(fs, *store, directory, parts, commit, gate);

@@ -25,6 +25,7 @@ namespace {
 constexpr unsigned kLockTries = 200;
 constexpr std::chrono::milliseconds kLockPause{25};
 constexpr std::chrono::milliseconds kLastFlushPause{60'000};
+constexpr std::chrono::milliseconds kPauseAfterSigterm{1'000};
 constexpr std::size_t kMaxPeers = 16;  // connected at once without being the trainer
 
 UniqueFd watch_process(pid_t process) { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0))); }
@@ -141,6 +142,7 @@ void KeeperServer::take_signals() {
     if (std::exchange(told_to_end_, true)) continue;
     log_.info("told to end (SIGTERM){}", trainer_ ? "; the keeper ends after its trainer" : "");
     if (!trainer_) end_at_ = clock_.now() + options_.end_within;
+    if (flush_at_) flush_at_ = clock_.now();  // a long pause would use up the time that is left
   }
 }
 
@@ -309,7 +311,7 @@ void KeeperServer::begin_flush() {
 }
 
 void KeeperServer::try_again_later() {
-  flush_at_ = clock_.now() + flush_pause_;
+  flush_at_ = clock_.now() + (told_to_end_ ? std::min(flush_pause_, kPauseAfterSigterm) : flush_pause_);
   flush_pause_ = std::min(2 * flush_pause_, kLastFlushPause);
 }
 

@@ -40,7 +40,7 @@ struct KeeperOptions {
   std::chrono::milliseconds keep_for{600'000};
   // How long whoever takes over waits for an operation of the flush on names (PublishGate::wait_idle).
   std::chrono::milliseconds idle_within{1'000};
-  // Until a flush that failed is tried again. Doubles with each failure, up to a minute.
+  // Until a flush that failed is tried again. Doubles with each failure, up to a minute, or a second after SIGTERM.
   std::chrono::milliseconds flush_pause{1'000};
   // How long a step may take to be written after SIGTERM, or after the trainer's end if that comes later. Kubernetes
   // kills 30 s after its SIGTERM.

@@ -198,6 +198,16 @@ TEST_F(KeptSlabsTest, AStagedStepIsNotDroppedForAStepThatCanWaitForTheOneBefore)
   third.version->fail();
 }
 
+// Its index could not be made, for example. The writer does not know of that yet, and goes on.
+TEST_F(KeptSlabsTest, AStepThatFailsMayStillBeChecksummed) {
+  const Begun second = begin(2, 1);
+  second.version->fail();
+  const Begun third = begin(3, 1);
+  finish(third);  // sw-memory takes one after the other
+  second.version->set_digests(0, {7});
+  EXPECT_EQ(kept_steps(), Steps{3});
+}
+
 TEST_F(KeptSlabsTest, AStepThatIsOnDiskMakesRoomAtOnce) {
   const Begun second = begin(2, 2);
   const std::vector<Lease> leases = fill(second, 2);

@@ -1,22 +1,29 @@
 #include "engine/memory_tier.hpp"
 
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "engine/pipeline_maker.hpp"
 #include "keeper/keeper_client.hpp"
 #include "keeper/keeper_server.hpp"
+#include "support/effort.hpp"
 #include "support/fault_file_system.hpp"
 #include "support/temp_dir.hpp"
 #include "unit/engine/engine_fixture.hpp"
@@ -152,6 +159,26 @@ TEST_F(MemoryTierTest, AVersionWhoseManifestCannotBeReadIsAdopted) {
                                             .decision = Decision::kAbort,
                                             .reason = "given up"});
   EXPECT_EQ(adopted({name()}), Versions()) << "it was aborted";
+}
+
+// As on a rank that is not rank 0.
+TEST_F(MemoryTierTest, AKeeperLearnsThatAnotherRankHasCommittedTheRestoredStep) {
+  FaultFileSystem disk(*real_);
+  disk.fail(FsCall::kWriteAt, EIO, {.times = kAlways});
+  MemoryTier tier = make(1, disk);
+  tier.attach();
+  ASSERT_EQ(tier.versions(scan_catalog(*real_, root_).value()).size(), 1u);
+  tier.note_restored(name());
+  static_cast<void>(tier.begin_attempt(1, ""));
+  const auto state = [&] { return Region::open((*peek_at_keeper(settings_))->memory).value().kept().at(0).state; };
+  std::vector<VersionName> adopted;
+  tier.settle_adopted(adopted);
+  EXPECT_EQ(state(), KeptState::kStaged);
+  SharedRegion region;
+  std::ofstream(version_path(root_, name()) + "/" + kManifestName)
+      << stage(region.trainer, name(), attempt_.run).manifest;
+  tier.settle_adopted(adopted);
+  EXPECT_EQ(state(), KeptState::kCommitted);
 }
 
 TEST_F(MemoryTierTest, ARestoredStepWhoseDecisionCannotBeReadIsNotReleased) {
@@ -306,6 +333,56 @@ TEST_F(EngineWithMemoryTest, AStepIsStagedOnceItIsInMemoryHoweverFarTheDiskIs) {
   EXPECT_TRUE(snapshot.wait(Level::kStaged, std::chrono::minutes(1)));
   EXPECT_TRUE(snapshot.wait(Level::kCommitted, std::chrono::minutes(1)));
   EXPECT_TRUE(engine.close());
+}
+
+// No more memory than now, and a little more, from the line on that is the last before the launch.
+class TightMemory {
+ public:
+  TightMemory() { EXPECT_EQ(::getrlimit(RLIMIT_AS, &before_), 0); }
+  ~TightMemory() { end(); }
+  TightMemory(const TightMemory&) = delete;
+  TightMemory& operator=(const TightMemory&) = delete;
+  void begin() const {
+    std::uint64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit tight = before_;
+    tight.rlim_cur = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) + (32u << 20);
+    ::setrlimit(RLIMIT_AS, &tight);
+  }
+  void end() const { ::setrlimit(RLIMIT_AS, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST_F(EngineWithMemoryTest, AStepThatRunsOutOfMemoryAmidItsLaunchHoldsUpNoOther) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers end a process that runs out of memory";
+  const KeeperThread keeper(options().path);
+  Options options = keeper.use(this->options());
+  options.pool_bytes = 160 * kMiB;
+  const TightMemory tight;
+  std::promise<void> saved;
+  options.log = [&](LogLevel, std::string_view text) {
+    if (text.starts_with("the pool has")) {
+      saved.get_future().wait();  // what save() held is free by then
+      tight.begin();
+    }
+    if (text.find("step 1 was not checkpointed") != std::string_view::npos) tight.end();
+  };
+  Engine engine = open(options);
+  Model large;
+  large.add(std::string(70 * kMiB, 'n'), 1000);  // the launch copies the name
+  Snapshot snapshot = save(engine, 1, large);
+  saved.set_value();
+  const Status failed = snapshot.wait(Level::kCommitted, std::chrono::minutes(1));
+  ASSERT_FALSE(failed);
+  EXPECT_NE(failed.error().message.find("could not be planned"), std::string::npos) << failed.error().to_string();
+  static_cast<void>(engine.wait(Level::kCommitted, std::chrono::minutes(1)));  // now the memory is there again
+  Model model;
+  model.add("w", 1000);
+  const Status next = save(engine, 2, model).wait(Level::kCommitted, std::chrono::seconds(20));
+  EXPECT_TRUE(next) << next.error().to_string();
+  static_cast<void>(engine.close(std::chrono::seconds(10)));
 }
 
 TEST(MemoryTierPool, ARestartGetsAsMuchAsTheTrainerBeforeIt) {

@@ -66,6 +66,13 @@ TEST_F(FlushTest, AStagedVersionIsCommittedWithItsBytes) {
   EXPECT_TRUE(flush().has_value());  // once more: it is there already
 }
 
+TEST_F(FlushTest, ADecisionThatAPowerCutMayUndoIsNotTakenForACommit) {
+  ASSERT_TRUE(flush().has_value());
+  fs_.fail(FsCall::kSyncDirectory, EIO, {.path = version_directory(name())});
+  EXPECT_FALSE(flush().has_value()) << "the trainer may have died between the link and the sync";
+  EXPECT_TRUE(flush().has_value());
+}
+
 TEST_F(FlushTest, WhatTheTrainerLeftHalfWrittenIsReplaced) {
   for (const char* file : {"rank-00000.safetensors", "rank-00000.record", "index"})
     ASSERT_TRUE(write_durably(*real_, version_path(root_, name()) + "/" + file, "half").has_value());

@@ -36,7 +36,8 @@ namespace {
 // The keeper on a thread of the test, with a disk of its own. The trainers are in the test's own process, which lives.
 class KeeperFlushTest : public ::testing::Test {
  protected:
-  explicit KeeperFlushTest(std::chrono::milliseconds end_within = std::chrono::minutes(10)) {
+  explicit KeeperFlushTest(std::chrono::milliseconds end_within = std::chrono::minutes(10),
+                           std::chrono::milliseconds flush_pause = std::chrono::milliseconds(1)) {
     std::array<int, 2> ends{};
     EXPECT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
     signals_ = UniqueFd(ends[1]);
@@ -57,7 +58,7 @@ class KeeperFlushTest : public ::testing::Test {
     });
     server_ = std::make_unique<KeeperServer>(KeeperOptions{.directory = root_,
                                                            .idle_within = std::chrono::milliseconds(10),
-                                                           .flush_pause = std::chrono::milliseconds(1),
+                                                           .flush_pause = flush_pause,
                                                            .end_within = end_within},
                                              disk_, clock_, log, listen_at(keeper_address(root_, 0).value()).value(),
                                              UniqueFd(ends[0]));
@@ -301,6 +302,22 @@ TEST_F(KeeperFlushTest, ToldToEndItWritesTheStepFirst) {
   EXPECT_TRUE(logged("step 7 is committed"));
   EXPECT_FALSE(logged("lost with it"));
   EXPECT_TRUE(read_manifest(*real_, root_, {7, attempt_.number}).has_value());
+}
+
+// A write has failed so often that the next try is far away.
+class KeeperLongPauseTest : public KeeperFlushTest {
+ protected:
+  KeeperLongPauseTest() : KeeperFlushTest(std::chrono::seconds(30), std::chrono::hours(1)) {}
+};
+
+TEST_F(KeeperLongPauseTest, ToldToEndItTriesAgainAtOnce) {
+  disk_.fail(FsCall::kWriteAt, ENOSPC, {.times = 2});  // then somebody makes room
+  stage_and_leave();
+  until_said("step 7 could not be written");
+  send_sigterm();
+  EXPECT_TRUE(wait_end());
+  EXPECT_TRUE(logged("step 7 is committed"));
+  EXPECT_FALSE(logged("lost with it"));
 }
 
 // The disk does not answer, and whoever sent SIGTERM does not wait for ever.
