@@ -36,6 +36,42 @@ class Flattener(codec.Encoder):
     uses ``known_counters`` and leaves ``counters``.
     """
 
+    __slots__ = (
+        "_open_objects",
+        "_random",
+        "array_memories",
+        "array_names",
+        "array_shards",
+        "counters",
+        "counters_again",
+        "dtensor",
+        "dtensor_names",
+        "dtensors",
+        "inside_objects",
+        "known",
+        "known_counters",
+        "loose_dtensors",
+        "module_tensors",
+        "modules",
+        "objects",
+        "optimizer_nodes",
+        "optimizers",
+        "plain_tensors",
+        "rank_info",
+        "replicated",
+        "replicates",
+        "table_walk",
+        "tables",
+        "torch",
+        "torch_names",
+        "torch_shards",
+        "torch_tensors",
+        "torch_updates",
+        "updates",
+        "user_seconds",
+        "without_ddp",
+    )
+
     def __init__(
         self,
         allow_pickle: bool = False,
