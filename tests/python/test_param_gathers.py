@@ -172,3 +172,22 @@ def test_optimizer_of_apex_is_found_inside_the_state(make: Make, caplog: pytest.
     (warning,) = warnings_of(caplog)
     assert "'optimizer' gathers its parameters" in warning
     assert "call its param_sync() before save()" in warning
+
+
+class ApexOfAClass:
+    overlap_param_sync = True
+
+    def param_sync(self) -> None: ...
+
+
+class Delegating:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("value", [ApexOfAClass(), Delegating(ApexOfAClass())], ids=["class", "__getattr__"])
+def test_attributes_outside_the_object_itself_count(value: Any) -> None:
+    assert pending_gather(value) == param_gathers._APEX

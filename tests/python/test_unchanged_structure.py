@@ -64,7 +64,8 @@ def dtensor_state(mesh: DeviceMesh) -> State:
     for name, parameter in list(model.named_parameters()):
         setattr(model, name, nn.Parameter(distribute_tensor(parameter.data, mesh, [Shard(0)])))
     table = {name: distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]) for name in "ab"}
-    return {"model": model, "optim": stepped(model), "table": {**table, "plain": torch.ones(2)}, "step": 1}
+    plain = {"plain": torch.ones(2), "scalar": torch.tensor(1.0)}
+    return {"model": model, "optim": stepped(model), "table": {**table, **plain}, "step": 1}
 
 
 class Given(list[Any]):
@@ -323,6 +324,7 @@ DTENSORS: dict[str, Change] = {
     "spec of another object": lambda s: setattr(s["table"]["a"], "_spec", replicated(s["table"]["a"])._spec),
     "global shape": lambda s: setattr(s["table"]["a"]._spec, "tensor_meta", larger(s["table"]["a"])._spec.tensor_meta),
     "local part of another object": lambda s: setattr(s["table"]["a"], "_local_tensor", torch.full((4, 2), 3.0)),
+    "local part of another shape": lambda s: setattr(s["table"]["a"], "_local_tensor", torch.ones(3, 2)),
     "local part of a class of its own": lambda s: setattr(
         s["table"]["a"], "_local_tensor", torch.ones(4, 2).as_subclass(type("Sub", (torch.Tensor,), {}))
     ),
@@ -331,20 +333,42 @@ DTENSORS: dict[str, Change] = {
     "moment is plain": lambda s: next(iter(numbered(s).values())).update(exp_avg=torch.ones(4, 4)),
     "parameters of the optimizer in another order": lambda s: s["optim"].param_groups[0]["params"].reverse(),
     "step counter elsewhere": lambda s: s.update(counter=next(iter(numbered(s).values()))["step"]),
+    "step counter in another's place": lambda s: s["table"].update(scalar=next(iter(numbered(s).values()))["step"]),
 }
 
 
+@pytest.mark.parametrize("saves", [1, 2])  # the second finds the step counters again
 @pytest.mark.parametrize("change", DTENSORS.values(), ids=DTENSORS.keys())
 def test_change_of_dtensors_between_saves_is_noticed(
-    change: Change, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+    change: Change, saves: int, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capturer, state = Capturer(False), dtensor_state(mesh)
     known = watch(capturer, monkeypatch)
-    for _ in range(2):
+    for _ in range(saves):
         check(capturer, known, state, monkeypatch)
     change(state)
     for _ in range(2):
         check(capturer, known, state, monkeypatch)
+
+
+def test_tensor_that_is_no_longer_replicated_is_noticed(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = torch.ones(2)
+    capturer, state = Capturer(False), {**dtensor_state(mesh), "loose": sw.Replicated(tensor)}
+    known = watch(capturer, monkeypatch)
+    for _ in range(2):
+        check(capturer, known, state, monkeypatch)
+    state["loose"] = tensor
+    check(capturer, known, state, monkeypatch)
+
+
+def test_step_counters_are_searched_once(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    search = torch_state.replicated_state
+    monkeypatch.setattr(torch_state, "replicated_state", lambda *a: found.append(a) or search(*a))
+    capturer, state = Capturer(False), dtensor_state(mesh)
+    for _ in range(4):
+        capturer.capture(state)
+    assert len(found) == 2  # the third save is the first that knows what one of unchanged structure has found
 
 
 # The quick way: what the extension reads of plain tensors

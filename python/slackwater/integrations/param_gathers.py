@@ -9,6 +9,7 @@ Both are known by attributes that their classes publish. Nothing is imported.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from ..ranks.sharding import Replicated
 logger = logging.getLogger("slackwater")
 
 _MEGATRON_HOOKS = "megatron.core.distributed.distributed_data_parallel"
+_SIGNS = frozenset({"chained_optimizers", "model_chunks", "ddp_config", "overlap_param_sync"})
 _LOOKED_INTO = 64  # entries of a list or dict in the state: model chunks, chained optimizers
 
 _MEGATRON = (
@@ -51,6 +53,10 @@ class GatherWatch:
 
 def pending_gather(value: Any) -> str | None:
     """What to say of an object whose parameters may still have to be gathered; None where they are complete."""
+    if _has_only_its_own(type(value)):
+        own = vars(value)
+        if own.keys().isdisjoint(_SIGNS) and not own.get("_forward_pre_hooks"):
+            return None  # almost always: asking a module for what it does not have takes long
     try:
         if _megatron_gathers(value):
             return _MEGATRON
@@ -59,6 +65,19 @@ def pending_gather(value: Any) -> str | None:
     except Exception:  # an object that looks like one of them, and is none
         logger.debug("looking for overlapped gathers in %s", type(value), exc_info=True)
     return None
+
+
+@functools.lru_cache(maxsize=1_000)
+def _has_only_its_own(kind: type) -> bool:
+    """Whether an object of this class has none of the attributes asked for here, unless it is in its ``__dict__``."""
+    finds_more = getattr(kind, "__getattr__", None)
+    return (
+        kind.__dictoffset__ != 0
+        and kind.__getattribute__ is object.__getattribute__
+        and (finds_more is None or finds_more.__module__ == "torch.nn.modules.module")  # layers and tensors of a module
+        and _SIGNS.isdisjoint(dir(kind))
+        and not hasattr(kind, "_forward_pre_hooks")
+    )
 
 
 def _objects(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -73,7 +92,7 @@ def _objects(state: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
         elif hasattr(value, "__dict__"):
             inner = (value,)
         for part in inner:
-            if not hasattr(part, "data_ptr"):  # no tensor
+            if not hasattr(type(part), "data_ptr"):  # no tensor
                 yield str(key), part
 
 

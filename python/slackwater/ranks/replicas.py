@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import _core
 
 if TYPE_CHECKING:
     from ..state.tree import Flattener
+    from .sharding import EngineShard
+
+
+class Counters(NamedTuple):
+    """What was found in a state of tables where step counters of DTensors are all that is replicated."""
+
+    positions: bytes  # of the counters among the tensors, as _core.positions() gives them
+    names: list[str]  # of all tensors
+    shards: dict[int, EngineShard]  # of these, those of the counters included
 
 
 class ReplicaFinder:
@@ -16,6 +25,23 @@ class ReplicaFinder:
 
     def __init__(self, flat: Flattener) -> None:
         self._flat = flat
+        self._any_unknown = False
+
+    def find_again(self) -> bool:
+        """Takes over what the save before found, if it found only counters, and everything it looked at is as it was.
+
+        The tables have compared the parameters of modules and optimizers, the keys of the optimizers' state, which of
+        these tensors are DTensors, and on which mesh. No other tensor may be a counter, nor have been one. That a
+        counter has no dimension is left to ``torch_reading.read_again``.
+        """
+        flat, before = self._flat, self._flat.known_counters
+        if before is None or flat.torch_shards or flat.tables != flat.known or flat.torch_names != before.names:
+            return False
+        counters = [flat.torch_tensors[index] for index in memoryview(before.positions).cast("I")]
+        if _core.positions(flat.torch_tensors, counters) != before.positions:
+            return False
+        flat.torch_shards, flat.counters, flat.counters_again = before.shards, before, True
+        return True
 
     def find(self) -> None:
         """Finds parameters below DDP, the state of their optimizers, and buffers that DDP broadcasts from rank 0."""
@@ -42,9 +68,26 @@ class ReplicaFinder:
             found = _core.positions(self._flat.torch_tensors, [tensor for own in counters for tensor in own])
             alone = [index for index in memoryview(found).cast("I") if index not in shards]
             shards.update(dict.fromkeys(alone, self._flat.rank_info.whole(())))
+            nothing_else = sum(map(len, counters)) == len(alone) and not (of_first_rank or self._any_unknown)
+            if nothing_else and self._all_tables(len(shards) - len(alone)):
+                self._flat.counters = Counters(found, self._flat.torch_names, shards)
         if of_first_rank:
             found = [index for index, tensor in enumerate(self._flat.torch_tensors) if id(tensor) in of_first_rank]
             self._hand_over_once([index for index in found if index not in self._flat.torch_shards])
+
+    def _all_tables(self, boxes: int) -> bool:
+        """Whether modules and optimizers are tables, all parameters are those of the modules, and these boxes are all
+        of tables."""
+        flat, tables = self._flat, self._flat.tables
+        if len(flat.optimizer_nodes) != len(flat.optimizers) or len(flat.modules) != len(flat.without_ddp):
+            return False
+        for _, name, _ in flat.optimizer_nodes:
+            named = tables.get(f"{name}\0parameters")
+            if named is None or named.by_memory or f"{name}\0numbers" not in tables:
+                return False
+        if not all(keys is not None and name in tables for name, keys, _ in flat.module_tensors):
+            return False
+        return boxes == sum(len(table.shards) for table in tables.values())
 
     def _find_inner_replicas(self, replicated: set[int], of_first_rank: set[int]) -> None:
         """The same for a DDP layer that is not in the state: only ``model.module`` is, or only its optimizer."""
@@ -58,6 +101,7 @@ class ReplicaFinder:
             for parameter in parameters
             if id(parameter) not in replicated and not torch.is_dtensor(parameter)
         ]
+        self._any_unknown = bool(unknown)
         if not unknown:
             return
         for layer in self._flat.rank_info.ddp_layers(unknown):

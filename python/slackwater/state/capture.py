@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from .. import _core
+from ..ranks.replicas import Counters
 from ..ranks.sharding import RankInfo
 from . import codec
 from .memory import HOST
@@ -83,10 +84,11 @@ class Capturer:
         self._structure: _core.Structure | None = None
         self._may_read_again = False
         self._tables: dict[str, Table] = {}
+        self._counters: Counters | None = None
 
     def capture(self, state: Any, compute: bool = True) -> Capture:
         """With ``compute``, tensors on a device may be packed there, on the current stream."""
-        flat = Flattener(self._allow_pickle, self._tables, self.rank_info)
+        flat = Flattener(self._allow_pickle, self._tables, self.rank_info, self._counters)
         try:
             return self._capture(flat, state, compute)
         finally:
@@ -116,11 +118,13 @@ class Capturer:
         )
         same = key == self._key
         if not (same and self._read_again(flat, result)):
-            if self._tables and flat.table_walk is not None and not flat.table_walk.has_local_shapes():
-                self._tables = {}  # the boxes of DTensors are not what they were: nothing is taken over
+            walk = flat.table_walk
+            if flat.counters_again or (self._tables and walk is not None and not walk.has_local_shapes()):
+                self._tables, self._counters = {}, None  # boxes may not be what they were: nothing is taken over
                 return self.capture(state, compute)
             self._look(flat, key, same, result, compute)
-        self._tables = flat.tables
+        self._key, self._tables = key, flat.tables
+        self._counters = flat.counters if result.reading is not None else None  # which has compared shapes and classes
         if flat.dtensors:
             result.dtensors, result.dtensor_names = flat.dtensors, flat.dtensor_names
             result.dtensor_versions = flat.torch.version_bytes(flat.dtensors)
@@ -159,7 +163,7 @@ class Capturer:
         if self._key is None and self.rank_info.world > 1 and self.rank_info.rank == 0:
             _hint_at_replicas(flat)
         self._structure = self._build(flat, *layout)
-        self._key, self._layout, self._devices = key, layout, set(layout[3])
+        self._layout, self._devices = layout, set(layout[3])
         self._may_read_again = bool(flat.torch_tensors) and flat.torch.may_read_again(flat.torch_tensors)
 
     @staticmethod

@@ -97,6 +97,8 @@ def _is_named_tuple(value: Any) -> bool:
 class Encoder:
     """One use: ``encode(value, name)`` for the root. Subclasses take tensors and objects in ``other()``."""
 
+    __slots__ = ("_allow_pickle", "_open")
+
     def __init__(self, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._open: set[int] = set()  # containers being encoded, to notice cycles

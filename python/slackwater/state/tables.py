@@ -127,6 +127,7 @@ class TableWalk:
         self._with_dtensors = (*self._plain, flat.dtensor) if flat.dtensor else self._plain
         self.kinds = frozenset(self._with_dtensors)
         self._not_compared: list[tuple[list[Any], list[Any]]] = []  # facts and local tensors of tables taken over
+        self._taken_shards: list[tuple[Table, int]] = []  # tables taken over, and the numbers they begin with
 
     def mapping(self, mapping: dict[Any, Any], name: str, encode: Callable[[], Any]) -> Any:
         """The node of a dict, if it is a table; else None."""
@@ -177,6 +178,12 @@ class TableWalk:
             self._not_compared.append((facts, parts))
         self._take(name, table, parts, updates, wrappers)
         return True
+
+    def add_shards(self) -> None:
+        """Adds the boxes of tables that were taken over. As late as possible: often all are known, in one dict."""
+        for table, first in self._taken_shards:
+            self._flat.torch_shards.update(table.shards_from(first))
+        self._taken_shards.clear()
 
     def has_local_shapes(self) -> bool:
         """Whether the local tensors of DTensors that were taken over have the shapes that they had."""
@@ -234,7 +241,7 @@ class TableWalk:
         flat.torch_tensors += parts
         flat.torch_updates += updates
         if table.facts is not None:
-            flat.torch_shards.update(table.shards_from(first))
+            self._taken_shards.append((table, first))
             flat.add_dtensors(table.dtensor_names, wrappers)
 
     def _new(
@@ -252,6 +259,7 @@ class TableWalk:
             found = flat.torch_tensors[first:]
             if len(found) != len(parts) or not all(map(operator.is_, found, parts)):
                 return node  # this rank holds several boxes of a DTensor, or none
+            self.add_shards()  # of tables inside this one
         shards = {index: shard for index, shard in flat.torch_shards.items() if index >= first} if facts else {}
         flat.tables[name] = Table(
             keys,

@@ -11,7 +11,7 @@ from .. import _core
 from .._core import Updates
 from ..errors import UnsupportedError, UsageError
 from ..integrations import arrays, loaders, torch_adapter
-from ..ranks.replicas import ReplicaFinder
+from ..ranks.replicas import Counters, ReplicaFinder
 from ..ranks.sharding import EngineShard, RankInfo, Replicas, Replicated, Shard, shards_in
 from ..rng import Rng, is_generator
 from . import codec, names, parameters
@@ -32,16 +32,60 @@ class Flattener(codec.Encoder):
     several boxes stands there several times, under the same name.
 
     With ``known``, the tables of an earlier walk, dicts of tensors whose keys have not changed are not named and
-    encoded again: their nodes come out as text. ``tables`` are those of this walk.
+    encoded again: their nodes come out as text. ``tables`` are those of this walk. In the same way its ReplicaFinder
+    uses ``known_counters`` and leaves ``counters``.
     """
 
+    __slots__ = (
+        "_open_objects",
+        "_random",
+        "array_memories",
+        "array_names",
+        "array_shards",
+        "counters",
+        "counters_again",
+        "dtensor",
+        "dtensor_names",
+        "dtensors",
+        "inside_objects",
+        "known",
+        "known_counters",
+        "loose_dtensors",
+        "module_tensors",
+        "modules",
+        "objects",
+        "optimizer_nodes",
+        "optimizers",
+        "plain_tensors",
+        "rank_info",
+        "replicated",
+        "replicates",
+        "table_walk",
+        "tables",
+        "torch",
+        "torch_names",
+        "torch_shards",
+        "torch_tensors",
+        "torch_updates",
+        "updates",
+        "user_seconds",
+        "without_ddp",
+    )
+
     def __init__(
-        self, allow_pickle: bool = False, known: dict[str, Table] | None = None, rank_info: RankInfo | None = None
+        self,
+        allow_pickle: bool = False,
+        known: dict[str, Table] | None = None,
+        rank_info: RankInfo | None = None,
+        known_counters: Counters | None = None,
     ) -> None:
         super().__init__(allow_pickle)
         self.known = known
         self.rank_info = rank_info if rank_info is not None else RankInfo()
         self.tables: dict[str, Table] = {}
+        self.known_counters = known_counters
+        self.counters: Counters | None = None
+        self.counters_again = False  # they were taken over
         self.torch_names: list[str] = []
         self.torch_tensors: list[Any] = []
         self.torch_updates: list[Updates] = []  # when each may be written
@@ -87,7 +131,14 @@ class Flattener(codec.Encoder):
         if self.optimizer_nodes:
             ParameterNamer(self).name_all()
         if self.torch is not None and (self.rank_info.world > 1 or self.torch.is_distributed()):
-            ReplicaFinder(self).find()
+            finder = ReplicaFinder(self)
+            if finder.find_again():
+                return node
+            if self.table_walk is not None:
+                self.table_walk.add_shards()
+            finder.find()
+        elif self.table_walk is not None:
+            self.table_walk.add_shards()
         return node
 
     def mapping(self, mapping: Any, name: str) -> Node:
