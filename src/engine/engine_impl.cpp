@@ -208,6 +208,7 @@ Status Engine::Impl::remove(std::uint64_t step) {
   if (shared_.memory) shared_.memory->drop(names);
   for (const VersionName& name : names) {
     const auto entry = std::ranges::find(catalog.entries, name, &CatalogEntry::name);
+    shared_.deleted.lock()->insert(name);
     // One that somebody else has removed is not there, and the store says so.
     SW_TRY(entry == catalog.entries.end() ? store.remove(name, "delete() was called")
                                           : remove_everywhere(shared_, store, *entry));

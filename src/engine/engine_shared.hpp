@@ -89,6 +89,7 @@ struct EngineShared {
   Guarded<LiveVersions> live;
   std::atomic<std::uint32_t> newest_attempt_seen{0};  // by a restore, on any tier and any node
   Guarded<std::set<VersionName>> repairing;           // on tier 0: not complete yet, and not to be deleted
+  Guarded<std::set<VersionName>> deleted;             // by delete() of this process: not to be put back by a repair
   Guarded<BackgroundErrors> errors;
   // ReplicaShares::list() of the replicas that a commit under this attempt has shown to be the same in every byte.
   // None: no commit has yet, or a later step found a difference. Then the next save() compares every byte.

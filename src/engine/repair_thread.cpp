@@ -137,6 +137,8 @@ Result<bool> RepairThread::publish(VersionRepair& repair, const Job& job) {
 }
 
 Result<std::optional<std::string>> RepairThread::why_not(const Job& job) const {
+  // Put back, it would be live again, and the notes that tell the lower tiers to delete it would be void.
+  if (shared_.deleted.lock()->contains(job.order.version)) return std::optional<std::string>("it was deleted");
   const std::optional<Attempt> attempt = shared_.live.lock()->attempt();
   SW_TRY(check_newest_attempt(*shared_.fs, options_.path, attempt ? attempt->number : job.order.newest_attempt));
   if (attempt && job.order.version.attempt != attempt->number &&

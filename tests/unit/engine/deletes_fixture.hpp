@@ -65,10 +65,14 @@ class DeletesTest : public PromotionTest {
     EXPECT_TRUE(closed) << closed.error().to_string();
   }
 
-  // An engine whose tier 0 the test can break too.
+  // An engine whose tier 0 the test can break too. log() has its infos as well.
   Run start_faulty(FaultFileSystem** tier_0) {
     Options with = options();
     with.keep = 0;
+    with.log = [lines = lines_](LogLevel, std::string_view message) {
+      const std::lock_guard lock(lines->mutex);
+      lines->text += std::string(message) + "\n";
+    };
     with.tiers = {kept_};
     with.tiers[0].location = lower();
     auto above = std::make_unique<FaultFileSystem>(*real_);

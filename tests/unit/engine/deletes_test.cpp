@@ -164,6 +164,23 @@ TEST_F(DeletesTest, WhatIsDeletedAfterItWasRestoredStaysDeleted) {
   EXPECT_TRUE(notes().empty());
 }
 
+TEST_F(DeletesTest, ARepairThatComesLateDoesNotPutBackWhatWasDeleted) {
+  FaultFileSystem* tier_0 = nullptr;
+  Run run = start_faulty(&tier_0);
+  run.tier->fail(FsCall::kUnlink, EIO, {.times = kAlways, .path = on(lower(), 3)});
+  run.tier->hang(FsCall::kOpen, {.path = "manifest.json"});  // tier 0 has it: only a repair reads it
+  Reader reader;
+  ASSERT_EQ(restore(*run, reader), 3u);
+  run.tier->wait_hung(1);
+  ASSERT_TRUE(run->remove(3));
+  run.tier->release_hung();
+  const auto said = [&](const char* words) { return log().find(words) != std::string::npos; };
+  until([&] { return said("step 3 is not put back on") || said("step 3 was repaired on"); });
+  EXPECT_EQ(live(upper()), "1 2");
+  EXPECT_EQ(notes().size(), 1u);
+  static_cast<void>(run->close(std::chrono::milliseconds(1)));
+}
+
 TEST_F(DeletesTest, ADamagedNoteDeletesNothingAndIsNamed) {
   delete_unheard(3);
   ASSERT_EQ(notes().size(), 1u);
