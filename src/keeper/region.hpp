@@ -38,7 +38,7 @@ enum class KeptState : std::uint32_t { kEmpty = 0, kFilling = 1, kStaged = 2, kC
 
 class Region {
  public:
-  static constexpr std::uint32_t kEntries = 4;  // two that are kept, one that is filled, one that is being dropped
+  static constexpr std::uint32_t kEntries = 4;  // two that are kept, a third with several ranks, one being staged
 
   [[nodiscard]] static std::uint64_t size_bytes(const RegionShape& shape);
   // Memory that is new, or whose versions are to be forgotten. It must have size_bytes(shape).
